@@ -13,7 +13,7 @@ from ipykernel.ipkernel import IPythonKernel
 from jupyter_client.kernelspec import get_kernel_spec
 
 from scratch_ddp.commands.notebooks import COPIES, NOTEBOOKS, find_lesson, lesson_paths
-from scratch_ddp.commands.outputs import KERNELSPEC, clear_outputs, replace, to_text
+from scratch_ddp.commands.outputs import KERNELSPEC, clear_outputs, to_text
 
 INSTEAD_OF_SOLUTIONS = "solutions.md"  # scratch_ddp.course.check looks for it
 WHERE_SOLUTIONS_ARE = "Your teacher has the solutions.\n"
@@ -43,7 +43,9 @@ def copy(source: Path, target: Path) -> None:
         notebook.metadata["kernelspec"] = KERNELSPEC | {"display_name": get_kernel_spec("python3").display_name}
         text = to_text(notebook)
     target.parent.mkdir(parents=True, exist_ok=True)
-    replace(target, text)
+    partial = target.with_name(f".{target.name}.partial")  # whole or not at all
+    partial.write_text(text, encoding="utf-8")
+    partial.rename(target)
 
 
 def main(arguments: list[str]) -> int:

@@ -88,9 +88,8 @@ def update(venv: Path, requirements: Path = REQUIREMENTS) -> None:
     command = [python, "-m", "pip", "install", "--disable-pip-version-check", "-r", str(requirements)]
     if subprocess.call(command, cwd=str(ROOT)) != 0:  # in ROOT, for the line `-e .`
         raise SystemExit(
-            f"pip could not install {requirements.relative_to(ROOT)} (the reason is above). Check the network and the "
-            "proxy first (pip reads HTTPS_PROXY and PIP_INDEX_URL), and that about 3 GB of disk is free. Then run the "
-            "same command again: it continues where it stopped."
+            f"pip could not install {requirements.name} (the reason is above). Check the network, and that 3 GB are free. "
+            "Then run the same command again: it continues where it stopped."
         )
     (venv / STAMP).write_text(json.dumps(wanted))
 
@@ -100,7 +99,4 @@ def create(venv: Path) -> None:
     if venv.exists() and any(venv.iterdir()) and not (venv / "pyvenv.cfg").exists():
         raise SystemExit(f"{venv} is a folder with something else in it: name another one in SCRATCH_DDP_VENV.")
     if subprocess.call([sys.executable, "-m", "venv", "--clear", str(venv)]) != 0:
-        raise SystemExit(
-            "No virtual environment could be made (the reason is above). On Debian and Ubuntu the package is called "
-            "python3-venv: sudo apt install python3-venv. Then run the same command again."
-        )
+        raise SystemExit("No virtual environment could be made: what is missing stands above. Then run this again.")

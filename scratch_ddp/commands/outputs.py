@@ -5,7 +5,6 @@
 
 import base64
 import io
-import os
 import re
 import sys
 from pathlib import Path
@@ -45,13 +44,6 @@ def clear_outputs(notebook: NotebookNode) -> None:
 def to_text(notebook: NotebookNode) -> str:
     """The notebook's JSON: keys sorted, one newline at the end."""
     return nbformat.writes(notebook).rstrip("\n") + "\n"
-
-
-def replace(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
 
 
 def clean_outputs(outputs: list[NotebookNode]) -> list[NotebookNode]:

@@ -195,11 +195,8 @@ class Runtime:
             said = "an error (which drops gradients), a load, or a step of the optimizer"
             raise RuntimeError(f"this loss is from before {said}: run the forward pass again")
         if not self._is_in(BACKWARD):
-            forward = self.running if self._is_in(FORWARD, EVALUATION) else None  # which computes a gradient
-            if forward is not None:
-                forward.finish()
             agreed = self.meet(BACKWARD, problem=SECOND_DERIVATIVES if torch.is_grad_enabled() else None)
-            end = functools.partial(self._end, forward)
+            end = functools.partial(self._end_backward)
             torch.autograd.Variable._execution_engine.queue_callback(end)
             self._backward, end = weakref.ref(end), None  # autograd alone keeps it, while this backward pass runs
             self._begin_backward(agreed)
@@ -226,12 +223,8 @@ class Runtime:
         for root in self.roots:
             root.wait()
 
-    def _end(self, forward: Schedule | None) -> None:
-        """Autograd has computed all gradients. `forward`: the pass that they were computed in."""
-        self._end_backward()
-        self.running = forward
-
     def _end_backward(self) -> None:
+        """All gradients are computed."""
         self._free_after_backward(self.roots)
         self.running.finish()
         self._free_after_backward(self.units)
@@ -286,8 +279,7 @@ class Runtime:
         Costs one all-reduce of 80 bytes, 8 per parameter and 16 per unit.
         """
         interruption = None
-        in_forward = action == BACKWARD and self._is_in(FORWARD, EVALUATION)
-        if self.running is not None and not again and not in_forward:
+        if self.running is not None and not again:
             interruption = f"{self.running.kind.split(maxsplit=1)[1]} did not reach its end; {DROPPED}"
             if not self._is_cut_off():  # other ranks may wait for the rest
                 self.running.finish()

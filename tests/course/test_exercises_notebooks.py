@@ -17,7 +17,7 @@ def notebook_with(*tags: str):
 
 
 def test_stubs_go_into_the_tagged_cells_and_nowhere_else(tmp_path):
-    notebook, stub = notebook_with("exercise:reduce", "exercise:get"), all_exercises()["reduce"].stub_cell()
+    notebook, stub = notebook_with("exercise:send_rows", "exercise:get"), all_exercises()["send_rows"].stub_cell()
     path = tmp_path / "00_mine.ipynb"
     path.write_text(to_text(notebook))
     assert [refresh(path), refresh(path)] == [True, False]

@@ -116,14 +116,6 @@ def written_views() -> nn.Module:
     return nn.Sequential(nn.Unflatten(0, (2, -1)), *layers, nn.Flatten(0, 1))
 
 
-def penalised(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """A gradient inside of the forward pass."""
-    x = x.detach().requires_grad_()
-    y = torch.tanh(self.blocks[1](torch.tanh(self.blocks[0](x))))
-    (slope,) = torch.autograd.grad(y.sum(), x, retain_graph=True)
-    return y + slope
-
-
 def segments(reentrant: bool) -> nn.Module:
     """Two blocks a segment of activation checkpointing."""
 
@@ -152,7 +144,6 @@ CASES = REPLICATED_CASES | {
     "in place": Case(in_place),
     "a parameter is returned": Case(shown, scaled_loss, whole_batch=False),
     "views written to": Case(written_views),
-    "penalty": Case(lambda: Made(penalised, blocks=linear(2))),
     "segments": Case(lambda: segments(False)),
     "reentrant segments": Case(lambda: segments(True)),
     "all recomputed": Case(lambda: Chain(0, 1, 2), whole_checkpointed),

@@ -76,6 +76,14 @@ def on_meta() -> nn.Module:
         return nn.Sequential(nn.Linear(2, 2), nn.MultiheadAttention(4, 2))
 
 
+class Slope(nn.Sequential):
+    """A model that computes a gradient in forward."""
+
+    def forward(self, x):
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(super().forward(x).sum(), x)[0]
+
+
 def rank() -> int:
     return dist.get_rank()
 
@@ -105,6 +113,7 @@ REFUSED = [
     ("an FSDP can't be pickled or copied", lambda: copy.deepcopy(sharded())),
     ("that the model had before it was wrapped: make it from the parameters()", stale_optimizer),
     ("second derivatives (create_graph=True) need parameters that are freed", second_derivative),
+    ("ranks 0, 1: a forward pass did not reach its end", lambda: FSDP(Slope(nn.Linear(2, 2)))(X)),
     ("'0.weight' is sparse", lambda: sharded(nn.Sequential(nn.Embedding(4, 2, sparse=True)), torch.tensor([1]))),
     ("the model writes to its parameter '0.weight'", lambda: sharded(nn.Sequential(Writes(2, 2)))(X)),
     (REPLACED, lambda: after(lambda model: model.to(torch.float64))),

@@ -6,7 +6,7 @@ import json
 import time
 from dataclasses import replace
 from itertools import pairwise
-from unittest.mock import Mock, patch
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ from scratch_ddp.instruments.network import Link, linked_group
 from scratch_ddp.instruments.network.clock import take_time
 from scratch_ddp.instruments.timeline import PARTS, Span, Timeline, as_table, breakdown, breakdown_of_steps, timeline
 from scratch_ddp.instruments.timeline.breakdown import by_call_site
-from scratch_ddp.instruments.timeline.record import _MARK, _fill
+from scratch_ddp.instruments.timeline.record import gpu_spans
 from tests.ranks import run_ranks
 
 
@@ -154,15 +154,18 @@ def test_on_real_ranks_the_parts_are_the_step():
         assert "all_reduce" in next(iter(lines))
 
 
-def test_kernels_of_a_gpu_compute_or_communicate():
-    def event(name, start, device=DeviceType.CUDA):
-        """As much of a profiler's event as is read of a GPU's."""
-        figures = {"name": name, "start_ns": start * 10**9, "duration_ns": 10**9, "device_type": device}
-        figures |= {"device_resource_id": 7, "is_user_annotation": False}
-        return Mock(**{f"{key}.return_value": value for key, value in figures.items()})
+def _event(name, start, duration, number=0, cause=0, device=DeviceType.CUDA):
+    """As much of a profiler's event as is read of a GPU's."""
+    figures = {"name": name, "start_ns": int(start * 1e9), "duration_ns": int(duration * 1e9), "device_type": device}
+    figures |= {"correlation_id": number, "linked_correlation_id": cause, "device_resource_id": 7}
+    return Mock(**{f"{key}.return_value": value for key, value in {**figures, "is_user_annotation": False}.items()})
 
-    kernels, mine = [event("gemm", 2), event("ncclDevKernel_AllReduce_Sum_f32", 3)], Timeline(start=1.0)
-    with patch("time.time", time.monotonic):  # the clock of the events
-        _fill(mine, [event(_MARK, 0, DeviceType.CPU), *kernels], [], None)
-    assert [(span.name, round(span.start), round(span.end)) for span in mine.compute] == [("other", 2, 3)]
-    assert [(round(span.start), round(span.end), span.stream) for span in mine.communication] == [(3, 4, 7)]
+
+def test_kernels_are_of_the_phase_of_the_operation_that_launched_them():
+    compute = [Span("forward", 0.0, 1.0), Span("backward", 1.0, 2.0)]
+    launches = [("aten::mm", 0.5, 0.1, 7, 0, DeviceType.CPU), ("aten::mm", 1.5, 0.1, 8, 0, DeviceType.CPU)]
+    kernels = [("gemm", 1.2, 1.0, 0, 7), ("gemm", 2.3, 1.0, 0, 8), ("ncclDevKernel_AllReduce_Sum_f32", 2.0, 2.0, 0, 9)]
+    events = [_event(*each) for each in launches + kernels]
+    computing, communication = gpu_spans(events, compute, later=0.0)
+    assert computing == [Span("forward", 1.2, pytest.approx(2.2)), Span("backward", 2.3, pytest.approx(3.3))]
+    assert [(span.start, span.end, span.stream) for span in communication] == [(2.0, 4.0, 7)]

@@ -9,7 +9,6 @@ import importlib
 import math
 from collections.abc import Iterable
 from pathlib import Path
-from types import ModuleType
 
 import torch
 import torch.distributed as dist
@@ -29,9 +28,7 @@ from scratch_ddp.instruments.traffic import ring_bytes, traffic
 MIB, SMALL = 2**20, 1024
 RANKS, LIMIT = 3, 20.0  # seconds for a class to do what a criterion asks
 AS_THE_ENGINE, FAILURES = {"replicas": "agreement"}, ("runs", "group", "waits", "written")  # its names
-OWN = "own work"
 PROMISES = {
-    OWN: "written with torch's tensors and collectives",
     "start": "all ranks begin with rank 0's parameters and buffers",
     "value": "the gradients are the mean, in float64, and so the parameters those of one process",
     "replicas": "the replicas are equal, bit for bit, after each step",
@@ -67,7 +64,7 @@ def judged(path: Path, limit: float = LIMIT, names: Iterable[tuple[str, ...]] | 
         return dict.fromkeys(PROMISES, f"{path.name} can't be imported: {in_short(error)}")
     if not hasattr(module, "MyDDP"):
         return dict.fromkeys(PROMISES, f"{path.name} defines no class MyDDP yet")
-    found = {OWN: borrowed(module)}
+    found = {}
     # As if it were a line of the learner's file, so that complaints name lines of it.
     wrap = eval(compile("lambda model: MyDDP(model)", str(path), "eval"), vars(module))
     for each in names or EXERCISES:
@@ -77,16 +74,6 @@ def judged(path: Path, limit: float = LIMIT, names: Iterable[tuple[str, ...]] | 
         failed = next((words for name, words in complaints.items() if name in FAILURES and words), "")
         found |= {name: failed or complaints.get(AS_THE_ENGINE.get(name, name), "") for name in each}
     return found
-
-
-def borrowed(module: ModuleType) -> str:
-    """What the file uses that does the work for it, or ""."""
-    bases = {base.__name__: base for base in getattr(module.MyDDP, "__mro__", ())}
-    for name, used in (vars(module) | bases).items():
-        home = str(getattr(used, "__module__", None) or getattr(used, "__name__", ""))
-        if home.split(".")[0] == "scratch_ddp" or home.startswith("torch.nn.parallel"):
-            return f"my_ddp.py uses {name} of {home}"
-    return ""
 
 
 def tied():

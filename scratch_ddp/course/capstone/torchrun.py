@@ -27,7 +27,7 @@ def run(module: str, *arguments: object, restarts: int = 0) -> tuple[str, list[s
     options = f"--nproc-per-node {RANKS} --max-restarts {restarts} --monitor-interval 0.1 "
     options += "--rdzv-backend c10d --rdzv-endpoint 127.0.0.1:0 --local-addr 127.0.0.1"
     given = shlex.join(map(str, arguments))
-    process = start(f"torchrun {options} -m {module} {given}", {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
+    process = start(f"torchrun {options} -m {module} {given}", TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
     try:
         printed, _ = process.communicate(timeout=LIMIT)
         status = process.returncode

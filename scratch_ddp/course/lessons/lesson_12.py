@@ -141,8 +141,7 @@ _STEPS = (  # rank, step, computing, calls of rank 0 and of rank 1
     (0, (0, 9), [], [[(1, 7), (2, 8)], [(4, 7), (3, 8)]]),  # two under way at once
     (0, (2, 6), [], [[(0, 9)], [(4, 9)]]),
     (0, (0, 9), [(0, 2)], [[(2, 5)], [(3, 7)]]),
-    (0, (2, 6), [(0, 3), (5, 9)], [[], []]),  # computing before and after the step
-    (0, (0, 6), [(0, 4), (1, 2)], [[(4, 5)], [(4, 5)]]),  # computing inside other computing
+    (0, (2, 6), [(0, 4), (1, 3), (5, 9)], [[], []]),  # computing before and after the step, and inside other computing
 )
 EXERCISES = (
     Exercise(split_step, _STEPS, close=1e-9, given="from itertools import pairwise"),

@@ -137,9 +137,8 @@ def _as_layout(answer, shape, cluster, devices, batch, sequence):
 
 
 _SMALL = {"blocks": 12, "parameters": 11_000, "activations": 1_000}
-_ALONE = (1, 1, 1, 0, 0), (4, 1, 1, 1, 0), (4, 1, 1, 2, 0), (4, 1, 1, 3, 0), (1, 4, 1, 0, 0), (1, 1, 4, 0, 0)
-_WITH_TOKENS = (4, 1, 1, 3, 8), (1, 4, 1, 0, 8), (1, 1, 4, 0, 8), (5, 2, 3, 2, 8)
-_SPLITS = [*((_SMALL, *each) for each in _ALONE + _WITH_TOKENS), (XXL, 8, 8, 6, 1, 2048)]
+_ALONE = (1, 1, 1, 0, 0), (4, 1, 1, 1, 0), (4, 1, 1, 2, 0), (4, 1, 1, 3, 8), (1, 4, 1, 0, 8), (1, 1, 4, 0, 8)
+_SPLITS = [*((_SMALL, *each) for each in _ALONE), (_SMALL, 5, 2, 3, 2, 8), (XXL, 8, 8, 6, 1, 2048)]
 
 _MEMORY = (16_000, 0, 0), (15_999, 0, 0), (5_000, 3, 0), (5_000, 2, 0), (5_000, 1, 0), (5_000, 2, 1_000)
 _NO_ROOM = (1000, 4_000, 1, 0)  # for the rest, on any number of GPUs

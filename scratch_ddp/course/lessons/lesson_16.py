@@ -64,8 +64,7 @@ def bytes_out_of_hosts(ring, host_of, size):
     n = len(ring)
     sent = 2 * (n - 1) * size // n
     out = dict.fromkeys(host_of.values(), 0)
-    for i, rank in enumerate(ring):
-        successor = ring[(i + 1) % n]
+    for rank, successor in zip(ring, ring[1:] + ring[:1], strict=True):
         if host_of[rank] != host_of[successor]:
             out[host_of[rank]] += sent
     return out

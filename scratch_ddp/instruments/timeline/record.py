@@ -7,8 +7,9 @@ DistributedDataParallel, are not seen.
 """
 
 import contextlib
+import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -34,12 +35,12 @@ def timeline(group: dist.ProcessGroup | None = None, call_sites: bool = False) -
 
     Communication is what the simulated link carried if `group` is on one. Otherwise it is what gloo ran, or on a GPU,
     NCCL's kernels. Computing is recorded in the thread that opens the block and in the backward passes that it starts.
-    On a GPU it is the other kernels, all of them "other", except on a simulated link. With `call_sites`, the lines of
-    your own code that the thread is at are recorded, too (see `by_call_site`). Costs a barrier, which is not recorded.
-    Raises RuntimeError where torch's profiler is on already.
+    On a GPU it is the kernels, except on a simulated link. With `call_sites`, the lines of your own code that the
+    thread is at are recorded, too (see `by_call_site`). Costs a barrier, which is not recorded. Raises RuntimeError
+    where torch's profiler is on already.
     """
     group = group or (dist.group.WORLD if dist.is_initialized() else None)
-    recorded = Timeline(rank=0 if group is None else dist.get_rank())
+    recorded = Timeline(rank=dist.get_rank() if dist.is_initialized() else group.rank() if group else 0)
     with contextlib.ExitStack() as stack:
         profile = stack.enter_context(recording())
         if group is not None:
@@ -48,7 +49,7 @@ def timeline(group: dist.ProcessGroup | None = None, call_sites: bool = False) -
         with torch.profiler.record_function(_MARK):
             pass  # marks which thread is ours
         sites = stack.enter_context(call_sites_recorded()) if call_sites else []
-        earlier = len(getattr(group, "transfers", []))
+        before = next(reversed(getattr(group, "transfers", [])), None)
         recorded.start = time.monotonic()
         try:
             yield recorded
@@ -59,8 +60,7 @@ def timeline(group: dist.ProcessGroup | None = None, call_sites: bool = False) -
             time.sleep(_GLOO_DELAY)
             stack.close()
             recorded.sites = list(sites)
-            on_link = group.transfers[earlier:] if getattr(group, "link", None) is not None else None
-            _fill(recorded, profile.profiler.kineto_results.events(), union(waits), on_link)
+            _fill(recorded, profile.profiler.kineto_results.events(), waits, group, before)
 
 
 @contextlib.contextmanager
@@ -73,24 +73,27 @@ def recording(**options: bool) -> Iterator[torch.profiler.profile]:
         yield recorded
 
 
-def _fill(recorded: Timeline, events: list[Any], waits: list[Interval], on_link: list[Any] | None) -> None:
+def _fill(recorded: Timeline, events: list[Any], waits: list[Interval], group: Any, before: Any) -> None:
+    """`before`: the last transfer on the link before the block."""
     # The profiler counts from 1970. The smallest of some differences is the one that nothing came between.
     later = min(-time.monotonic() + time.time() for _ in range(20))
     thread = next(event for event in events if event.name() == _MARK).start_thread_id()
     events = [event for event in events if event.start_ns() / 1e9 - later >= recorded.start]  # not our own barrier's
     own = [event for event in events if event.device_type() == DeviceType.CPU and _is_ours(event, thread)]
+    waits = union(waits)  # one group's wait lies inside another's
     recorded.waits = [Span("wait", *wait) for wait in waits]
     recorded.compute = compute_spans(own, waits, later)
     recorded.operations = [span_of(event, later) for event in own]
-    on_gpu = (event for event in events if event.device_type() == DeviceType.CUDA and not event.is_user_annotation())
-    recorded.kernels = [span_of(event, later) for event in on_gpu]
-    if on_link is not None:  # where nobody has waited for a transfer, its end is a forecast
-        recorded.communication = [Span(t.call, t.started, t.ended, t.nbytes, t.posted) for t in on_link]
+    recorded.kernels = [span_of(event, later) for event in events if is_kernel(event)]
+    if getattr(group, "link", None) is not None:
+        carried = itertools.takewhile(lambda each: each is not before, reversed(group.transfers))
+        spans = [Span(each.call, each.started, each.ended, each.nbytes, each.posted) for each in carried]
+        recorded.communication = spans[::-1]  # where nobody has waited, the end is a forecast
         return
-    computing = [kernel.interval for kernel in recorded.kernels if not kernel.name.startswith("nccl")]
-    recorded.compute = [Span("other", *interval) for interval in computing] or recorded.compute
     recorded.communication = [span_of(event, later) for event in events if event.name().startswith("gloo:")]
-    recorded.communication += [kernel for kernel in recorded.kernels if kernel.name.startswith("nccl")]
+    computing, communication = gpu_spans(events, recorded.compute, later)
+    if computing:
+        recorded.compute, recorded.communication = computing, communication
 
 
 def _is_ours(event: Any, thread: int) -> bool:
@@ -114,16 +117,35 @@ def compute_spans(events: Sequence[Any], waits: Sequence[Interval], later: float
         span, phase = span_of(event, later), _phase(event)
         if phase is not None and (not outermost or span.start >= outermost[-1].end):
             outermost.append(Span(phase, *span.interval))
-    following, spans = "other", []
+    following, decided = "other", []
     for span in reversed([span for span in outermost if span.name != _CALL]):
         if span.name == _UNDECIDED:
             span = Span("forward" if following == "backward" else "other", *span.interval)
         else:
             following = span.name
-        if spans and spans[-1].name == span.name and spans[-1].start - span.end < _PAUSE:
-            span = Span(span.name, span.start, spans.pop().end)
-        spans.append(span)
-    return [Span(span.name, *left) for span in reversed(spans) for left in without([span.interval], waits)]
+        decided.append(span)
+    spans = [Span(span.name, *left) for span in reversed(decided) for left in without([span.interval], waits)]
+    return _joined(spans, waits)
+
+
+def gpu_spans(events: Sequence[Any], compute: Sequence[Span], later: float) -> tuple[list[Span], list[Span]]:
+    """A GPU's kernels as (computing, communication). Each kernel has the phase of the operation that launched it."""
+    launched_by = {event.correlation_id(): event for event in events if event.device_type() == DeviceType.CPU}
+    computing, communication = [], []
+    for event in filter(is_kernel, events):
+        kernel = span_of(event, later)
+        if "nccl" in kernel.name.lower():
+            communication.append(kernel)
+        else:
+            at = span_of(launched_by.get(event.linked_correlation_id(), event), later).start
+            phase = next((span.name for span in compute if span.start <= at <= span.end), "other")
+            computing.append(Span(phase, *kernel.interval))
+    return _joined(sorted(computing, key=lambda span: span.start), []), communication
+
+
+def is_kernel(event: Any) -> bool:
+    """Whether it is a kernel or a copy of a GPU."""
+    return event.device_type() == DeviceType.CUDA and not event.is_user_annotation()
 
 
 def _phase(event: Any) -> str | None:
@@ -140,3 +162,16 @@ def _phase(event: Any) -> str | None:
             return "data"
         return name if name in COMPUTING else None
     return _UNDECIDED
+
+
+def _joined(spans: Iterable[Span], waits: Sequence[Interval]) -> list[Span]:
+    """Join spans of one phase that are separated by a short pause alone, without a wait in it."""
+    joined: list[Span] = []
+    for span in spans:
+        last = joined[-1] if joined else span
+        waited = any(last.end <= start and end <= span.start for start, end in waits)
+        if joined and span.name == last.name and span.start - last.end < _PAUSE and not waited:
+            joined[-1] = Span(span.name, last.start, max(last.end, span.end))
+        else:
+            joined.append(span)
+    return joined

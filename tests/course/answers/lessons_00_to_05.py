@@ -142,7 +142,7 @@ same_on_all_ranks
     list(digest.digest()), dtype=torch.uint8 => hash(tuple(numbers)), dtype=torch.int64
   ✗ forgets the buffers | value: the last rank has another buffer: the result is True, should be False
     [*model.parameters(), *model.buffers()] => model.parameters()
-  ✗ all compare with rank 0 | value: the last rank has another weight: the result is True, should be False
+  ✗ all compare with rank 0 | value: has two weights in another order: the result is True, should be False
     for other in everyones) => for other in everyones[:1])
   ✗ sends the whole model | cost: bytes from one rank, budget
     mine = torch.tensor(list(digest.digest()), dtype=torch.uint8, device=tensor.device) => mine = torch.cat(numbers)

@@ -4,7 +4,7 @@ ANSWERS = """
 bytes_of_rank
   ✗ one micro-batch | value: 1, 1, 4, 0, 8): the result is
     pp * blocks * model => blocks * model
-  ✗ parameters uncut by tp | value: 1, 4, 1, 0, 0): the result is
+  ✗ parameters uncut by tp | value: 1, 4, 1, 0, 8): the result is
     model["parameters"] // tp => model["parameters"]
   ✗ shared over all devices | value: 5, 2, 3, 2, 8): the result is
     // dp => // (dp * tp * pp)
@@ -66,7 +66,7 @@ bytes_out_of_hosts
   ✗ inside counted | value: 40): the result is {'a': 120, 'b': 120}, should be
     host_of[rank] != host_of[successor] => rank != successor
   ✗ an open ring | value: the result is {'a': 60, 'b': 0}, should be
-    enumerate(ring) => enumerate(ring[:-1])
+    ring[1:] + ring[:1], strict=True => ring[1:]
   ✗ hosts missing | value: the result is {'b': 0}, should be {'a': 0, 'b': 0}
     host_of.values() => (host_of[rank] for rank in ring)
 save_and_load
