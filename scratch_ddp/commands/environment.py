@@ -88,8 +88,8 @@ def update(venv: Path, requirements: Path = REQUIREMENTS) -> None:
     command = [python, "-m", "pip", "install", "--disable-pip-version-check", "-r", str(requirements)]
     if subprocess.call(command, cwd=str(ROOT)) != 0:  # in ROOT, for the line `-e .`
         raise SystemExit(
-            f"pip could not install {requirements.name} (the reason is above). Check the network, and that 3 GB are free. "
-            "Then run the same command again: it continues where it stopped."
+            f"pip could not install {requirements.name} (the reason is above). Check the network, and "
+            "that 3 GB are free. Then run the same command again: it continues where it stopped."
         )
     (venv / STAMP).write_text(json.dumps(wanted))
 

@@ -74,14 +74,14 @@ def _times(at):
 
 
 def culprit(steps, messages):
-    """Name a fault of the game and its rank, or None, as in ("straggler", 2).
+    """Name a fault of the game and its rank (None: no rank's), as in ("straggler", 2).
 
     steps[k][r]: what rank r did in step k, a dict of seconds: "data", "forward",
     "backward", "waiting", "transfer". messages: (bytes, seconds) of each that rank 0
     sent in all these steps; small is below 1 KB. A rank that takes a fifth of a step
     longer than most is at fault; a few per cent are noise.
     """
-    # What does each rank do by itself? Is it the same rank in each step? If ranks are
+    # What does each rank do by itself? Is it the same rank in most steps? If ranks are
     # alike: do small messages explain the transfer?
     ranks = range(len(steps[0]))
     whole = statistics.median(sum(step[0].values()) for step in steps)
