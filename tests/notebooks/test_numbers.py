@@ -1,4 +1,7 @@
-"""A number in a lesson's prose stands in a cell, too: who changes the cell hears which sentence no longer fits."""
+"""A number in a lesson's prose stands in a cell, too: who changes the cell hears which sentence no longer fits.
+
+Cells fit on a screen, and lines into a cell.
+"""
 
 import re
 
@@ -61,6 +64,7 @@ NOT_IN_A_CELL = {  # lesson: {number: where it comes from}
     "18_seldom": {"2.48": "2 × 1.24", "500": "published", "200": "2 × 100", "150": "200 × 3/4"},
 }
 
+LINES, WIDTH = 25, 103  # of a cell; characters that JupyterLab shows of a line in a window of 1250 pixels
 NUMBER = re.compile(r"(?<![\w.^])\d[\d,_]*(?:\.\d+)?")
 
 
@@ -88,7 +92,10 @@ def stands_in(number: str, values: list[float]) -> bool:
 @pytest.mark.parametrize("path", lesson_paths(), ids=lambda path: path.stem)
 def test_numbers_in_the_prose_stand_in_a_cell(path):
     cells = nbformat.read(path, as_version=4).cells
-    values = [float(n) for cell in cells if cell.cell_type == "code" for n in numbers_in(shown_by(cell))]
+    code = [cell for cell in cells if cell.cell_type == "code"]
+    for lines in (cell.source.splitlines() for cell in code):
+        assert len(lines) <= LINES and max(map(len, lines), default=0) <= WIDTH, lines[0]
+    values = [float(n) for cell in code for n in numbers_in(shown_by(cell))]
     prose = [number for cell in cells if cell.cell_type == "markdown" for number in numbers_in(prose_of(cell))]
     precise = [number for number in prose if "." in number or len(number) > 2]
     lonely = {number for number in precise if not stands_in(number, values)}

@@ -2,6 +2,8 @@
 
 import functools
 import itertools
+import os
+import signal
 import statistics
 import threading
 import time
@@ -114,7 +116,8 @@ def test_ranks_begin_together_when_the_last_one_is_ready():
     last = [max(each) for each in zip(posted_0, posted_1, posted_2, strict=True)]
     begins = [started for started, _ in first]
     assert begins[:4] == pytest.approx(last[:4], abs=1e-6)
-    assert begins[4:] == pytest.approx([ended for _, ended in first[3:6]], abs=1e-6)  # the others queue
+    queued = [max(at, ended) for at, (_, ended) in zip(last[4:], first[3:6], strict=True)]
+    assert begins[4:] == pytest.approx(queued, abs=1e-6)
 
 
 @pytest.mark.measures_time
@@ -150,6 +153,40 @@ def test_a_future_comes_in_time_and_its_thread_goes_with_it_or_with_the_group(pa
     while any(thread.name == "transfer-alarm" for thread in threading.enumerate()):
         assert time.monotonic() < deadline, "the thread is still there"
         time.sleep(0.01)
+
+
+def interrupted(is_message, group):
+    """Seconds in an operation of a minute that is interrupted after 0.3 s, and then in the same on a quick link."""
+
+    def operate():
+        if not is_message:
+            return dist.all_reduce(torch.ones(1), group=group)
+        rank, size = dist.get_rank(group), dist.get_world_size(group)
+        sent = dist.isend(torch.ones(1), group=group, group_dst=(rank + 1) % size)
+        dist.recv(torch.ones(1), group=group, group_src=(rank - 1) % size)
+        return sent.wait()
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+    group.link = Link(60, 0)
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        operate()
+    ended = time.monotonic()
+    group.link = Link(0.001, 0)
+    operate()
+    return ended - began, time.monotonic() - ended
+
+
+@pytest.mark.measures_time
+def test_an_interrupt_ends_the_wait_and_frees_the_link():
+    """All ranks are interrupted, as by Ctrl-C."""
+
+    def in_turn():
+        group = linked_group(None)
+        return [interrupted(is_message, group) for is_message in (False, True)]
+
+    assert all(stopped < 2 and after < 1 for found in run_ranks(2, in_turn) for stopped, after in found)
 
 
 def test_a_layer_takes_the_time_that_is_said():
