@@ -3,7 +3,7 @@
 import contextlib
 import io
 import os
-import socket
+import random
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -23,8 +23,8 @@ def captured(function: Callable[[], Any]) -> tuple[Any, str]:
 
 def printed_under_torchrun(world_size: int, script: Callable[[], Any]) -> list[str]:
     """What each rank prints when the script starts as torchrun starts it: with its variables, and without a group."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    port = random.randrange(20_000, 32_000)  # below the ports that others get meanwhile
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
     def rank_main() -> None:
         os.environ.update(address)

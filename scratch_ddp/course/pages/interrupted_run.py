@@ -6,6 +6,7 @@ takes notes. The same training without failures, in one process, runs beside it.
 
 import json
 import os
+import random
 import shlex
 import subprocess
 import sys
@@ -17,7 +18,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
-from torch.distributed.elastic.utils.distributed import get_free_port
 
 from scratch_ddp.cells.kernel.cluster import loopback
 from scratch_ddp.cells.processes import kill_family
@@ -75,12 +75,12 @@ class InterruptedRun:
         self.lines = [json.loads(line) for line in self._log.read_text().splitlines()]
 
     def _run(self) -> None:
-        endpoint = f"{ADDRESSES[0]}:{get_free_port()}"
+        endpoint = f"{ADDRESSES[0]}:{random.randrange(20_000, 32_000)}"  # below the ports that others get meanwhile
         agents = [_TORCHRUN.format(endpoint=endpoint, address=each, is_host=each == ADDRESSES[0]) for each in ADDRESSES]
         plain, first, second = self._start("plain", "python "), *(self._start("hosts", agent) for agent in agents)
         try:
-            self._after(7, "rank", lambda: psutil.Process(second.pid).children()[0].kill())
-            self._after(18, "host", lambda: kill_family(second.pid))
+            self._after(first, 7, "rank", lambda: psutil.Process(second.pid).children()[0].kill())
+            self._after(first, 18, "host", lambda: kill_family(second.pid))
             for process in (plain, first):
                 process.wait(_LIMIT)
             self._ended = True
@@ -95,11 +95,11 @@ class InterruptedRun:
         threading.Thread(target=self._read, args=(process,), daemon=True).start()
         return process
 
-    def _after(self, step: int, what: str, break_it: Callable[[], object]) -> None:
-        """Break something when the hosts have made this step."""
+    def _after(self, first: subprocess.Popen, step: int, what: str, break_it: Callable[[], object]) -> None:
+        """Break something when the hosts have made this step, of which the first keeps the rendezvous."""
         deadline = time.monotonic() + _LIMIT
         while not self._log.exists() or step not in (steps := read_steps(self._log)):
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline or first.poll() is not None:
                 raise TimeoutError(f"step {step} was not reached")
             time.sleep(0.01)
         self.failures.append(Failure(what, max(steps), time.time()))
