@@ -18,7 +18,7 @@ def main() -> None:
         if module is collectives:
             collectives.add_arguments(command)
         else:
-            command.add_argument("--rounds", type=count, default=ROUNDS[module], help="measurements of each kind")
+            command.add_argument("--rounds", type=count, default=ROUNDS[module], help="of each kind (%(default)s)")
     options = parser.parse_args()
     options.main(options)
 
