@@ -10,12 +10,12 @@ from scratch_ddp.course.exercise import Exercise
 
 
 def checkpointed(function, x):
-    """Return function(x), and keep only x for backward, which calls function again.
+    """Return function(x), a tensor. Backward calls function again.
 
     x requires a gradient. It gets the gradient that function(x) would give it, and so
     does every parameter that function uses. If it draws random numbers, both calls draw
-    the same, and what is drawn afterwards is as after one call of function(x).
-    Memory: x is kept for backward, and how the random numbers stood.
+    the same, and what is drawn afterwards is as after one call of function(x). Memory:
+    for backward, only x and the state of the CPU's random generator are kept.
     """
     # What must backward know to repeat the forward exactly?
 
@@ -69,8 +69,9 @@ def choose_blocks(saved, seconds, budget):
     """Return a list of blocks to recompute that takes the fewest seconds.
 
     Block i keeps saved[i] bytes for backward beside its input. If it is recomputed, it
-    keeps its input alone and takes seconds[i] longer. What the others keep must be at
-    most budget bytes. Blocks are numbered from 0, twelve at most; any order will do.
+    keeps its input alone and takes seconds[i] longer. What the others keep is at most
+    budget bytes; what a block needs while it is recomputed is left out. Blocks are
+    numbered from 0, twelve at most; any order will do.
     """
     # Which sets of blocks leave no more than the budget?
     blocks = range(len(saved))

@@ -13,8 +13,8 @@ def which_ranks(mesh, dim):
     """Return the groups of a dimension: lists of ascending ranks, in a list.
 
     mesh: the size of each dimension, such as {"dp": 2, "pp": 2, "tp": 2}. Ranks are
-    numbered as in a DeviceMesh: the last place changes fastest. The ranks of a group
-    have the same place in every dimension but `dim`. The groups are in the order of
+    numbered as in a DeviceMesh: the last coordinate changes fastest. Ranks of a group
+    have the same coordinate in every dimension but `dim`. Groups are in the order of
     their first ranks. Without torch.
     """
     # How far apart are two neighbours in a group of the last dimension? Of the first?
@@ -28,9 +28,9 @@ def best_order(mesh, sent, per_host):
     """Return a list of the dimensions' names, in an order that suits the hosts.
 
     In it the fewest bytes leave hosts; of equal orders, any. mesh: sizes by name.
-    sent: by name, the bytes that each rank sends to the next in its group, the last to
-    the first. In your order, too, the last place changes fastest. Each per_host ranks
-    in a row are a host.
+    sent: by name, the bytes that each rank sends to the next in its group, and the last
+    to the first. In your order, too, the last coordinate changes fastest. The first
+    per_host ranks are a host, the next per_host another, and so on.
     """
 
     # which_ranks of a dict in another order gives other groups. How many bytes leave?
@@ -47,12 +47,12 @@ def best_order(mesh, sent, per_host):
 
 
 def mesh_norm(slices, whole, tp):
-    """Return the norm of the whole gradient: on every rank the same float.
+    """Return the norm of the model's gradient: on every rank the same float.
 
-    It is the root of the sum of all squares, in which each element counts once.
-    slices: this rank's gradients that no other rank has. whole: gradients of parameters
-    that are not cut; each is the same on tp ranks, and on no others. Both are lists,
-    and may be empty. Cost: one all-reduce of one number.
+    It is the root of the sum of all squares in float64, where each element counts once.
+    slices: this rank's gradients that no other rank has. whole: those of parameters
+    that are not sliced; tp ranks have the same one, and no others. Both are lists, and
+    may be empty. Cost: one all-reduce of one number, over all ranks.
     """
     # If all ranks add up all their squares, how often is an element counted?
     total = torch.zeros((), dtype=torch.float64)
@@ -67,11 +67,11 @@ def mesh_norm(slices, whole, tp):
 def with_sums(block, types, rules):
     """Return the block with an f for each I that an operation takes as an R.
 
-    In front of the first operation that does, put ("f(name)", "f", name). It and all
-    later ones that do take "f(name)" in place of name. The rest stays as it is.
+    Where operations take x, an I, as an R, they get "f(x)" in its place. In front of
+    the first of them stands ("f(x)", "f", "x"). So for every name; the rest stays.
     types: of what is given, by name. Types of outputs come from the rules, as above.
     """
-    # An input has a type, and the operation wants one. Is there an f of it already?
+    # An input has a type, and the operation wants one. Have you put in its f already?
     types, mended = dict(types), []
     for output, operation, *inputs in block:
         takes, types[output] = rules[operation]
@@ -104,6 +104,7 @@ _CLUSTERS = (  # each with a single best order
     ({"dp": 4, "pp": 2, "tp": 4}, {"dp": 50, "pp": 2, "tp": 8}, 8),
     ({"dp": 4, "pp": 2, "tp": 4}, {"dp": 3, "pp": 40, "tp": 2}, 4),
     ({"dp": 8, "pp": 2, "tp": 4}, {"dp": 10, "pp": 9, "tp": 8}, 4),  # what sends most does not fit a host
+    ({"dp": 2, "pp": 3, "tp": 4}, {"dp": 2, "pp": 4, "tp": 3}, 4),  # another without the last rank's message
 )
 _RULES = {"f": ("I", "R"), "columns": ("RV", "V"), "norm": ("II", "I"), "head norm": ("VR", "V")}
 _TYPES = {"x": "I", "w": "I", "a": "V", "b": "V"}

@@ -125,6 +125,8 @@ best_order
     min(permutations => max(permutations
   ✗ the one that sends most is last, whatever its size | value: should be ['tp', 'dp', 'pp']
     min(permutations(mesh), key=leaving) => sorted(mesh, key=sent.get)
+  ✗ the last sends nothing to the first | value: the result is ['dp', 'tp', 'pp'], should be ['pp', 'tp', 'dp']
+    zip(group, group[1:] + group[:1], strict=True) => zip(group, group[1:])
   ✗ no order | value: the result is 'tp' (str), should be
     list(min(permutations(mesh), key=leaving)) => max(sent)
 with_sums
