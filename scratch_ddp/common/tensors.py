@@ -3,9 +3,13 @@
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
+import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
 MB = 2**20  # bytes
+# Torch's names since 2.13, before them the older ones.
+all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 Move = Callable[[torch.Tensor], torch.Tensor]
 
 
