@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
 MB = 2**20  # bytes
+LARGE = MB  # of a tensor that travels alone, without being copied
 # Torch's names since 2.13, before them the older ones.
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -19,6 +20,13 @@ def group_alike(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
     for tensor in tensors:
         groups.setdefault((tensor.dtype, tensor.device), []).append(tensor)
     return list(groups.values())
+
+
+def split_into_messages(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Split what one rank sends into messages: each large tensor alone, small ones of a dtype and device together."""
+    tensors = [tensor for tensor in tensors if tensor.numel()]
+    alone = [[tensor] for tensor in tensors if tensor.nbytes >= LARGE]
+    return [*alone, *group_alike(tensor for tensor in tensors if tensor.nbytes < LARGE)]
 
 
 def flatten(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

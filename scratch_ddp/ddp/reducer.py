@@ -45,7 +45,7 @@ class Bucket:
 class OverlappedDDP(ReplicatedModule):
     """A model that starts as the first rank's on every rank, each gradient averaged while backward goes on.
 
-    `group` as for `ReplicatedModule`, which also says what is checked. Costs one broadcast per dtype when it is built.
+    `group` as for `ReplicatedModule`, which also says what is checked. Costs broadcasts of the model when it is built.
     Each step costs one asynchronous all-reduce per parameter that was not frozen when the model was wrapped (of zeros
     for one without a gradient), started in the reverse order of registration, and one small exchange of which
     parameters have a gradient.

@@ -17,9 +17,10 @@ from torch.distributed.tensor import DTensor
 from torch.optim import LBFGS, Optimizer
 
 from scratch_ddp.common.agreement import check_everywhere, together
+from scratch_ddp.common.replicas import broadcast_shares
 from scratch_ddp.common.wrapper import Group, process_group
 from scratch_ddp.zero import checks
-from scratch_ddp.zero.owners import Owners, broadcast_shares
+from scratch_ddp.zero.owners import Owners
 
 OTHER_PARAMETERS = (
     "the ranks give the optimizer different parameters or options: every rank must hold the same values (set the same "
