@@ -1,5 +1,6 @@
 """Tensors as messages: which can share one, how they are packed and unpacked; and messages that autograd follows."""
 
+import hashlib
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
@@ -56,6 +57,11 @@ def copy_back(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor's bytes, uint8 in one dimension: a view, or a copy where its memory is not contiguous."""
     return tensor.detach().reshape(-1).contiguous().view(torch.uint8)
+
+
+def checksum(tensor: torch.Tensor) -> str:
+    """A text that stands for the tensor's values, bit by bit."""
+    return f"checksum {hashlib.sha256(bytes_of(tensor).cpu().numpy()).hexdigest()[:12]}"
 
 
 def conjugate(tensor: torch.Tensor, forward: Move, backward: Move) -> torch.Tensor:
