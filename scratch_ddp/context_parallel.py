@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
-from scratch_ddp.common.agreement import digest, together
+from scratch_ddp.common.agreement import together
 from scratch_ddp.common.replicas import dtype_and_shape
-from scratch_ddp.common.tensors import conjugate
+from scratch_ddp.common.tensors import checksum, conjugate
 from scratch_ddp.common.wrapper import Group, process_group
 
 _HEADS, _TOKENS = -3, -2  # the dimensions
@@ -143,7 +143,7 @@ def _check(
         if q.shape[_HEADS] % parts_of_heads:
             raise ValueError(f"{q.shape[_HEADS]} heads can't be shared out to {parts_of_heads} ranks equally")
         if positions is not None:
-            lines.append(f"positions {positions[..., :4].tolist()} … (number {digest([str(positions.tolist())])})")
+            lines.append(f"positions {positions[..., :4].tolist()} … {checksum(positions)}")
             shape = (dist.get_world_size(group), q.shape[_TOKENS])
             if tuple(positions.shape) != shape or len(positions.unique()) != positions.numel():
                 raise ValueError(f"positions must be {shape}, a row for each rank, each position once")

@@ -7,6 +7,7 @@ import torch.distributed as dist
 
 from scratch_ddp import collectives as ours
 from scratch_ddp.benchmark import steps
+from scratch_ddp.common.tensors import all_gather_single, reduce_scatter_single
 from scratch_ddp.instruments.timing import Sample, interleaved
 
 SIZES = (8, 64, 256)  # MiB
@@ -33,9 +34,9 @@ def measure(rounds: int, size: int) -> dict[str, list[Sample]]:
         "all_reduce": lambda: dist.all_reduce(whole),
         "ring_all_reduce": lambda: ours.ring_all_reduce(whole),
         "unchecked_ring_all_reduce": unchecked,
-        "all_gather": lambda: dist.all_gather_single(whole, part),
+        "all_gather": lambda: all_gather_single(whole, part),
         "direct_all_gather": lambda: ours.all_gather(parts, part),
-        "reduce_scatter": lambda: dist.reduce_scatter_single(part, whole),
+        "reduce_scatter": lambda: reduce_scatter_single(part, whole),
         "direct_reduce_scatter": lambda: ours.reduce_scatter(part, parts),
     }
     return interleaved(operations, rounds)

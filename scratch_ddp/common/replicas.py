@@ -1,14 +1,14 @@
 """Replicas of a model: what they consist of, whether they are equal, making them equal."""
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from scratch_ddp.common.accounting import set_up
-from scratch_ddp.common.tensors import copy_back, flatten, group_alike
+from scratch_ddp.common.tensors import copy_back, flatten, split_into_messages
 
 OTHER_BUFFERS = (
     "the ranks hold different buffers, or of other shapes, so that they can't become the first rank's: register a "
@@ -68,13 +68,27 @@ def persistent_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def broadcast_from_first(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup | None = None) -> None:
-    """Give every rank the first rank's values, in place. One broadcast per dtype and device, counted as set-up."""
-    for alike in group_alike(tensor.detach() for tensor in tensors):
-        flat = flatten(alike)
-        if flat.numel():
-            with set_up():
-                dist.broadcast(flat, group=group, group_src=0)
-            copy_back(flat, alike)
+    """Give every rank the first rank's values, in place. Costs what `broadcast_shares` does, counted as set-up."""
+    with set_up():
+        broadcast_shares([tensors], group)
+
+
+@torch.no_grad()
+def broadcast_shares(shares: Sequence[Iterable[torch.Tensor]], group: dist.ProcessGroup | None = None) -> None:
+    """Give every rank the values that rank r of the group has in the tensors of `shares[r]`, in place.
+
+    Cost: a broadcast for each tensor of 1 MB or more, and for each rank and dtype one for all smaller ones. On a ring
+    a rank sends (n - 1)/n of all bytes if the shares are equal. Memory while it runs: a copy of all small tensors
+    and of those that are not contiguous.
+    """
+    under_way = []
+    for owner, tensors in enumerate(shares):
+        for message in split_into_messages(tensor.detach() for tensor in tensors):
+            flat = flatten(message)
+            under_way.append((dist.broadcast(flat, group=group, group_src=owner, async_op=True), flat, message))
+    for work, flat, message in under_way:
+        work.wait()
+        copy_back(flat, message)
 
 
 def complete_gradient(parameter: nn.Parameter) -> torch.Tensor:

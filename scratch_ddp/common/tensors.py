@@ -1,11 +1,17 @@
 """Tensors as messages: which can share one, how they are packed and unpacked; and messages that autograd follows."""
 
+import hashlib
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
+import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
 MB = 2**20  # bytes
+LARGE = MB  # of a tensor that travels alone, without being copied
+# Torch's names since 2.13, before them the older ones.
+all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 Move = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -15,6 +21,13 @@ def group_alike(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
     for tensor in tensors:
         groups.setdefault((tensor.dtype, tensor.device), []).append(tensor)
     return list(groups.values())
+
+
+def split_into_messages(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Split what one rank sends into messages: each large tensor alone, small ones of a dtype and device together."""
+    tensors = [tensor for tensor in tensors if tensor.numel()]
+    alone = [[tensor] for tensor in tensors if tensor.nbytes >= LARGE]
+    return [*alone, *group_alike(tensor for tensor in tensors if tensor.nbytes < LARGE)]
 
 
 def flatten(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -44,6 +57,11 @@ def copy_back(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor's bytes, uint8 in one dimension: a view, or a copy where its memory is not contiguous."""
     return tensor.detach().reshape(-1).contiguous().view(torch.uint8)
+
+
+def checksum(tensor: torch.Tensor) -> str:
+    """A text that stands for the tensor's values, bit by bit."""
+    return f"checksum {hashlib.sha256(bytes_of(tensor).cpu().numpy()).hexdigest()[:12]}"
 
 
 def conjugate(tensor: torch.Tensor, forward: Move, backward: Move) -> torch.Tensor:

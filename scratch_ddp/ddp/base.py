@@ -130,8 +130,8 @@ class ReplicatedModule(SyncSwitch, nn.Module):
         rank if any rank has a `problem`, unless all ranks have `abandoned` the step. Buffers that a state dict holds
         (BatchNorm's statistics) take the first rank's values, and must have one shape; caches need not.
 
-        Costs one all-reduce of 8 bytes per parameter, and one broadcast per dtype of such buffers. The answer is read
-        on the processor, which over NCCL waits for all messages under way.
+        Costs one all-reduce of 8 bytes per parameter, and `broadcast_from_first` of such buffers. The answer is read on
+        the processor, which over NCCL waits for all messages under way.
         """
         buffers = persistent_buffers(self.module)
         votes = {"refused": problem is not None, "going on": not abandoned}

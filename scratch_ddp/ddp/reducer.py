@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from scratch_ddp.common.replicas import broadcast_from_first, complete_gradient, gradient_problem
+from scratch_ddp.common.replicas import broadcast_from_first, gradient_problem
 from scratch_ddp.common.wrapper import Group, OnItsWay
 from scratch_ddp.ddp.base import ReplicatedModule
 
@@ -45,7 +45,7 @@ class Bucket:
 class OverlappedDDP(ReplicatedModule):
     """A model that starts as the first rank's on every rank, each gradient averaged while backward goes on.
 
-    `group` as for `ReplicatedModule`, which also says what is checked. Costs one broadcast per dtype when it is built.
+    `group` as for `ReplicatedModule`, which also says what is checked. Costs broadcasts of the model when it is built.
     Each step costs one asynchronous all-reduce per parameter that was not frozen when the model was wrapped (of zeros
     for one without a gradient), started in the reverse order of registration, and one small exchange of which
     parameters have a gradient.
@@ -189,18 +189,25 @@ class OverlappedDDP(ReplicatedModule):
         return IN_BUCKET if parameter in self._arrived else NOWHERE
 
     def _hand_out(self, where: list[int]) -> None:
-        """Give each parameter its mean. What is in `.grad` on any rank is reduced now, one by one, and added."""
+        """Give each parameter its mean. What is in `.grad` on any rank is reduced now, one by one, and added.
+
+        That happens in the bucket: a rank without such a gradient needs no memory that it may lack while others wait.
+        """
         self._take_back()
         for (_, parameter), anywhere in zip(self._named, where, strict=True):
-            late = None
-            if anywhere == IN_GRAD:
-                late = complete_gradient(parameter)
-                late /= self.world_size
-                if late.numel():
-                    dist.all_reduce(late, group=self.group)
-            if anywhere != NOWHERE and parameter in self._number_of:
+            if anywhere == NOWHERE:
+                continue
+            if parameter in self._number_of:
                 mean = self.buckets[self._number_of[parameter]].views[parameter].detach()
-                parameter.grad = mean if late is None else mean.add_(late)
+            else:  # without elements, or frozen when the model was wrapped
+                mean = torch.zeros_like(parameter)
+            if anywhere == IN_GRAD and mean.numel():
+                if dist.get_rank(self.group) != 0:
+                    mean.zero_()  # what was in the bucket counts once
+                if parameter.grad is not None:
+                    mean += parameter.grad.div_(self.world_size)
+                dist.all_reduce(mean, group=self.group)
+            parameter.grad = mean
 
     def _take_back(self) -> None:
         """Let no `.grad` be on its way any more."""

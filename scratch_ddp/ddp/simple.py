@@ -50,7 +50,7 @@ class SimpleDistributedDataParallelism(ReplicatedModule):
 class FlatDDP(ReplicatedModule):
     """A model that starts as the first rank's on every rank, its gradients averaged in one message per dtype.
 
-    Costs one broadcast per dtype when it is built. Each `sync_gradients()` costs one all-reduce per dtype (and device),
+    Costs broadcasts of the model when it is built. Each `sync_gradients()` costs one all-reduce per dtype (and device),
     and one small exchange of which parameters have a gradient. While it runs, the gradients are in memory twice;
     afterwards they are views of the one flat tensor.
     """

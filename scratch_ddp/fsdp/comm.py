@@ -13,10 +13,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from scratch_ddp.common.accounting import counted_as
+from scratch_ddp.common.tensors import all_gather_single, reduce_scatter_single
 from scratch_ddp.common.wrapper import Group, process_group
-
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # the newer names came with 2.13
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 class Started:
@@ -70,7 +68,8 @@ class Ranks:
         # gloo's allgather_coalesced could write straight into the parameters. But now and then it ends the process
         # with corrupted memory, where its thread makes views of its arguments (seen with torch 2.13, not understood).
         message = part.new_empty(self.count, part.numel())
-        return Started(_all_gather(message.view(-1), part, group=self.row, async_op=True), lambda: message, part)
+        work = all_gather_single(message.view(-1), part, group=self.row, async_op=True)
+        return Started(work, lambda: message, part)
 
     def reduce_scatter(self, message: torch.Tensor) -> Started:
         """Start to add up the ranks' messages; the result is this rank's row of the sum.
@@ -81,7 +80,8 @@ class Ranks:
             with counted_as("reduce_scatter", message.nbytes, self.row):
                 return self._exchange_and_add(message)
         row = message.new_empty(message.shape[1])
-        return Started(_reduce_scatter(row, message.view(-1), group=self.row, async_op=True), lambda: row, message)
+        work = reduce_scatter_single(row, message.view(-1), group=self.row, async_op=True)
+        return Started(work, lambda: row, message)
 
     def all_reduce_over_copies(self, row: torch.Tensor) -> Started:
         """Start to add up, in place, what the ranks with the same shard have. Only where there are several copies."""

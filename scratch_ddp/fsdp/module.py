@@ -86,7 +86,7 @@ class FSDP(SyncSwitch, nn.Module):
         """Leave in the shards' `.grad` this rank's rows of the gradients' mean over the ranks. Call it after backward.
 
         Does nothing under `no_sync()`. Parameters that have no gradient on any rank keep theirs, None at first.
-        Costs one small all-reduce, one broadcast per dtype of persistent buffers, on a mesh an all-reduce of each
+        Costs one small all-reduce, broadcasts of persistent buffers (one per dtype), on a mesh an all-reduce of each
         unit's rows, and a reduce-scatter for each unit that had several forward passes.
         """
         if self.do_sync:

@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from scratch_ddp.common.agreement import check_everywhere, digest
+from scratch_ddp.common.agreement import check_everywhere
+from scratch_ddp.common.tensors import checksum
 from scratch_ddp.common.wrapper import Group, process_group
 from scratch_ddp.tensor_parallel.moves import move, own_ids, slices_of
 from scratch_ddp.tensor_parallel.parallelize import parallelize
@@ -138,8 +139,7 @@ class VocabularyParallelEmbedding(ParallelLayer):
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         if not self.has_compared:
-            begin, number = ids.flatten()[:4].tolist(), digest([str(ids.tolist())]) % 10**6
-            line = f"ids {tuple(ids.shape)} that begin {begin} (number {number})"
+            line = f"ids {tuple(ids.shape)} that begin {ids.flatten()[:4].tolist()}, {checksum(ids)}"
             check_everywhere([line], _TOKENS, self.group)
             self.has_compared = True
         here, others = own_ids(ids, len(self.weight), self.group)

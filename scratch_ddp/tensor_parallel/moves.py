@@ -19,10 +19,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from scratch_ddp.common.tensors import conjugate
-
-_all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # the names since 2.13
-_reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+from scratch_ddp.common.tensors import all_gather_single, conjugate, reduce_scatter_single
 
 
 def move(tensor: torch.Tensor, name: str | None, group: dist.ProcessGroup | None = None, dim: int = -2) -> torch.Tensor:
@@ -55,7 +52,7 @@ def all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup | None, dim: int =
 def all_gather(tensor: torch.Tensor, group: dist.ProcessGroup | None, dim: int) -> torch.Tensor:
     """Return the ranks' slices joined along `dim`."""
     slices = tensor.new_empty(dist.get_world_size(group), *tensor.shape)
-    _all_gather_single(slices.view(-1), tensor.detach().contiguous().view(-1), group=group)
+    all_gather_single(slices.view(-1), tensor.detach().contiguous().view(-1), group=group)
     return slices.movedim(0, dim).flatten(dim, dim + 1)
 
 
@@ -63,7 +60,7 @@ def _reduce_scatter(tensor: torch.Tensor, group: dist.ProcessGroup | None, dim: 
     """Return this rank's slice, along `dim`, of the sum over the ranks."""
     slices = torch.stack(slices_of(tensor.detach(), group, dim))
     mine = torch.empty_like(slices[0])
-    _reduce_scatter_single(mine.view(-1), slices.view(-1), group=group)
+    reduce_scatter_single(mine.view(-1), slices.view(-1), group=group)
     return mine
 
 

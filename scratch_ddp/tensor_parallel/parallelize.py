@@ -26,14 +26,13 @@ def parallelize(model: Model, plan: Mapping[str, Entry], group: Group = None) ->
     Parameters keep their names; tied ones stay tied.
     Every rank holds the whole model before; the first rank's values win. Make the optimizer afterwards.
     Raises ValueError on every rank, and changes no module, if an entry matches nothing or can't be followed on some
-    rank, or if the ranks' models differ in shape. Costs two small all-reduces, a broadcast of each tensor, and memory
-    for the slices beside the whole model.
+    rank, or if the ranks' models differ in shape. Costs two small all-reduces, broadcasts of the whole model, and
+    memory for the slices beside it.
     """
     group = process_group(group)
     with together(group, complaint="the ranks slice different models; do the same everywhere") as lines:
         lines += describe(model)
-    for _, tensor in named_tensors(model):
-        broadcast_from_first([tensor], group)
+    broadcast_from_first((each for _, each in named_tensors(model)), group)
     with together(group):
         changes = _prepare(model, plan, group)
     tied = _tied(model)

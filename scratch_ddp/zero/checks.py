@@ -4,7 +4,6 @@ The ranks compare one digest of lines, a line for each group's options and for e
 with their values, at each step with their gradients. The lines themselves travel only where they differ.
 """
 
-import hashlib
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 
 from scratch_ddp.common.optimizer_steps import REDUCED
 from scratch_ddp.common.replicas import dtype_and_shape, gradient_problem
-from scratch_ddp.common.tensors import bytes_of
+from scratch_ddp.common.tensors import checksum
 
 Groups = Sequence[Mapping[str, Any]]  # as in Optimizer.param_groups
 SAMPLE = 8  # about as many elements of a gradient are compared at each step
@@ -64,8 +63,3 @@ def options_text(group: Mapping[str, Any]) -> str:
         shown = value if isinstance(value, (bool, int, float, str, tuple, type(None))) else type(value).__name__
         options += [f"{name}={shown}"] if name not in ("params", "param_names") else []
     return ", ".join(options)
-
-
-def checksum(tensor: torch.Tensor) -> str:
-    """A text that stands for the tensor's values, bit by bit."""
-    return f"checksum {hashlib.sha256(bytes_of(tensor).cpu().numpy()).hexdigest()[:12]}"

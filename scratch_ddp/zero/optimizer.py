@@ -17,9 +17,11 @@ from torch.distributed.tensor import DTensor
 from torch.optim import LBFGS, Optimizer
 
 from scratch_ddp.common.agreement import check_everywhere, together
+from scratch_ddp.common.replicas import broadcast_shares
+from scratch_ddp.common.tensors import checksum
 from scratch_ddp.common.wrapper import Group, process_group
 from scratch_ddp.zero import checks
-from scratch_ddp.zero.owners import Owners, broadcast_shares
+from scratch_ddp.zero.owners import Owners
 
 OTHER_PARAMETERS = (
     "the ranks give the optimizer different parameters or options: every rank must hold the same values (set the same "
@@ -176,5 +178,5 @@ class ShardedOptimizer(Optimizer):
             groups = Optimizer(params, {}).param_groups
             if any(isinstance(each, DTensor) for group in groups for each in group["params"]):
                 raise ValueError("shards go to an ordinary optimizer: their state is sharded with them")
-            lines += [f"options {checks.options_text(options)}", *checks.describe(groups, checks.checksum)]
+            lines += [f"options {checks.options_text(options)}", *checks.describe(groups, checksum)]
         return groups

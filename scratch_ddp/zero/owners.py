@@ -1,16 +1,8 @@
-"""Which rank owns which parameter, and how updated parameters travel from their owners to all ranks.
-
-Every parameter has one owner, and the ranks own about the same number of bytes.
-"""
+"""Which rank owns which parameter: every parameter has one owner, and the ranks own about the same number of bytes."""
 
 from collections.abc import Iterable, Sequence
 
 import torch
-import torch.distributed as dist
-
-from scratch_ddp.common.tensors import copy_back, flatten, group_alike
-
-LARGE = 1 << 20  # bytes from which a tensor travels alone, without being copied
 
 
 class Owners(dict[torch.Tensor, int]):
@@ -45,31 +37,3 @@ def share_out(sizes: Sequence[int], loads: list[int]) -> list[int]:
         owners[item] = loads.index(min(loads))
         loads[owners[item]] += sizes[item]
     return owners
-
-
-@torch.no_grad()
-def broadcast_shares(shares: list[list[torch.Tensor]], group: dist.ProcessGroup | None = None) -> None:
-    """Give every rank the values that rank r of the group has in the tensors of `shares[r]`, in place.
-
-    Cost: a broadcast for each tensor of 1 MB or more, and for each rank and dtype one for all smaller ones. On a ring
-    a rank sends (n - 1)/n of all bytes if the shares are equal. Memory while it runs: a copy of all small tensors.
-    """
-    under_way = []
-    for owner, tensors in enumerate(shares):
-        for message in split_into_messages(tensor.detach() for tensor in tensors):
-            flat = flatten(message)
-            under_way.append((dist.broadcast(flat, group=group, group_src=owner, async_op=True), flat, message))
-    for work, flat, message in under_way:
-        work.wait()
-        copy_back(flat, message)
-
-
-def split_into_messages(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Split what one rank sends into messages: each large contiguous tensor alone, small ones of a dtype together."""
-    alone, together = [], []
-    for tensor in tensors:
-        if tensor.nbytes >= LARGE and tensor.is_contiguous():
-            alone.append([tensor])
-        elif tensor.numel():
-            together.append(tensor)
-    return [*alone, *group_alike(together)]

@@ -7,11 +7,10 @@ import torch.distributed as dist
 
 from scratch_ddp.common.agreement import compare, message_device, raise_everywhere
 from scratch_ddp.common.optimizer_steps import REDUCED
-from scratch_ddp.common.replicas import complete_gradient
-from scratch_ddp.common.tensors import copy_back, flatten
+from scratch_ddp.common.replicas import broadcast_shares, complete_gradient
+from scratch_ddp.common.tensors import copy_back, flatten, split_into_messages
 from scratch_ddp.zero import checks
 from scratch_ddp.zero.optimizer import ShardedOptimizer
-from scratch_ddp.zero.owners import broadcast_shares, split_into_messages
 
 NORMS = (torch.linalg.vector_norm, torch._foreach_norm)
 

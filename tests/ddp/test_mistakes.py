@@ -197,6 +197,16 @@ def interrupted(who: list[int], then: Callable[[nn.Module], object]):
     return do
 
 
+def without_memory(wrapped) -> None:
+    """Rank 1 alone has gradients that come late, and the other rank has no room for any."""
+    for _ in range(1 + dist.get_rank()):
+        backward(wrapped)
+    with pytest.MonkeyPatch.context() as patched:
+        for name in ("empty_like", "zeros_like") if dist.get_rank() == 0 else ():
+            patched.setattr(torch, name, lambda *_, **__: 1 / 0)
+        wrapped.sync_gradients()
+
+
 SHARDED = functools.partial(ShardedOptimizer, optimizer_cls=torch.optim.SGD)
 NOT_SYNCHRONISED = "the optimizer steps with gradients that were not synchronised"
 MISTAKES = [
@@ -225,6 +235,7 @@ IN_BACKWARD = [  # of strategies that work from hooks
     (cleared_by(lambda wrapped: (wrapped.zero_grad(), backward(wrapped))), CLEARED),
     (interrupted([0, 1], lambda wrapped: wrapped.sync_gradients()), "ranks 0, 1: " + UNFINISHED),
     (interrupted([0, 1], lambda wrapped: None), "nothing was raised"),
+    (without_memory, "nothing was raised"),
     (interrupted([1], lambda wrapped: wrapped.sync_gradients()), "rank 1: " + UNFINISHED),
     (interrupted([1], lambda wrapped: wrapped(torch.tensor([1]))), "rank 1: " + UNFINISHED),
 ]

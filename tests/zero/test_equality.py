@@ -2,13 +2,14 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.optim import SGD, AdamW
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
 
+from scratch_ddp.common.tensors import LARGE
 from scratch_ddp.instruments.traffic import traffic
 from scratch_ddp.zero import ShardedOptimizer
-from scratch_ddp.zero.owners import LARGE
 from tests.ranks import in_turn, run_ranks
 from tests.zero.cases import OPTIMIZERS, everything, full_state_dict, give_gradients, matrices, same, two_groups
 
@@ -63,6 +64,16 @@ def a_group_added_later(model, make) -> None:
         optimizer.zero_grad()
 
 
+def own_strides(model, make) -> None:
+    """One of several large parameters of an owner is transposed in memory on another rank."""
+    model.large = nn.ParameterList(torch.ones(rows, 1024) for rows in (1024, 1024, 512, 384))
+    if dist.get_rank() == 1:
+        model.large[2].data = model.large[2].data.t().contiguous().t()
+    optimizer = make(model.parameters(), SGD, lr=0.1)
+    give_gradients(0, model, all_have=True)
+    optimizer.step()
+
+
 def a_closure(model, make) -> None:
     """It runs once, with gradients enabled, and its value is returned."""
     optimizer, calls = make(model.layers.parameters(), SGD, lr=0.1), []
@@ -87,7 +98,7 @@ def beside_the_plain_one(use) -> None:
 
 
 def test_used_as_the_plain_optimizer():
-    in_turn(3, beside_the_plain_one, [(schedulers,), (a_group_added_later,), (a_closure,)])
+    in_turn(3, beside_the_plain_one, [(schedulers,), (a_group_added_later,), (own_strides,), (a_closure,)])
 
 
 def step_counted() -> tuple:
