@@ -71,12 +71,7 @@ def test_known_mixtures_are_what_is_counted(name, kind):
 
 
 @pytest.mark.parametrize(
-    "config, says",
-    [
-        ("{}", "model_type"),
-        ('{"model_type": "abacus"}', "abacus"),
-        ("no JSON", "config"),
-    ],
+    "config, says", {"{}": "model_type", '{"model_type": "abacus"}': "abacus", "no JSON": "config"}.items()
 )
 def test_a_bad_config_is_refused_in_a_sentence(config, says, tmp_path):
     (tmp_path / "config.json").write_text(config)
