@@ -37,11 +37,6 @@ class AlphaBeta:
         """Seconds for a message of `size` bytes, by the line."""
         return self.alpha + self.beta * size
 
-    @property
-    def half_way(self) -> float:
-        """Bytes at which both terms are equal: half of the bandwidth 1/beta is reached there."""
-        return self.alpha / self.beta
-
     def __str__(self) -> str:
         rate = f"{three_digits(1e-9 / self.beta)} GB/s" if self.beta else "no limit"
         line = f"α = {three_digits(self.alpha * 1e6)} µs, β = {three_digits(self.beta * 1e9)} ns per byte ({rate})"
