@@ -77,8 +77,6 @@ def _rank_main(rank, world_size, function, args, backend, waits, folder: Path) -
     os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size))
     torch.set_num_threads(1)
-    if backend == "nccl":
-        torch.cuda.set_device(rank)
     try:
         store, limit = dist.FileStore(f"{folder}/rendezvous", world_size), timedelta(seconds=waits)
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=limit)
