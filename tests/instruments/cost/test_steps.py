@@ -28,16 +28,10 @@ def test_messages_queue_for_the_wire():
     assert cost.naive(EVEN, Link(0.5, 0.01).wire(2)).exposed == pytest.approx(4 * 0.5 + 0.01 * 40)
     late = cost.per_parameter(EVEN, slow)
     assert spans(late) == [(1, 2.5), (2.5, 4), (4, 5.5), (5.5, 7)] and (late.exposed, late.step) == (2, 9)
-
-
-def test_buckets_close_when_they_are_full():
-    tens = Backward.in_proportion([MB] * 4, 4.0)
-    wire = Link(0, 1 / MB).wire(2)
+    tens, wire = Backward.in_proportion([MB] * 4, 4.0), Link(0, 1 / MB).wire(2)
     assert spans(bucketed(tens, wire, bucket_mb=2, first_mb=1)) == [(1, 2), (3, 5), (5, 6)]
-    assert spans(bucketed(tens, wire, bucket_mb=2, first_mb=2)) == [(2, 4), (4, 6)]
-    assert bucketed(tens, wire, bucket_mb=0.5).calls == 4  # no gradient is cut, and the first is no larger
-    assert bucketed(tens, wire, bucket_mb=1000, first_mb=1000).step == cost.flat(tens, wire).step
-    assert [each.nbytes // MB for each in bucketed(tens, wire, math.inf).all_reduces] == [1, 3]
+    assert bucketed(tens, wire, bucket_mb=0.5).calls == 4  # the first is no larger than the others
+    assert spans(bucketed(tens, wire, math.inf, math.inf)) == spans(cost.flat(tens, wire)) == [(4, 8)]
 
 
 def test_buckets_are_those_of_torchs_ddp():

@@ -27,9 +27,6 @@ def test_latencies_are_those_of_nccl():
     ring = many.all_gather(10**9) - many.beta * 10**9 * 1023 / 1024
     assert ring == pytest.approx(1e-6 * (8.4 + (1023 - 127) * 3.4 + 127 * 14), rel=0.01)
     assert many.alpha_of_all_reduce == pytest.approx(1e-6 * (8.4 + 2 * (7 * 3.4 + 7 * 14)))  # a tree, 128 nodes
-    network = PRESETS["Ethernet 25 Gb"]
-    assert network.wire(1024).alpha_of_all_reduce == pytest.approx(28.65e-3, rel=1e-3)
-    assert network.wire(1024, trees=True).alpha_of_all_reduce == pytest.approx(0.29e-3, rel=0.01)
     for name, microseconds in {"Ethernet 100 Gb": 23, "NVLink 4": 10}.items():
         assert PRESETS[name].wire(4).all_reduce(1024) == pytest.approx(1e-6 * microseconds, rel=0.03)
 
@@ -37,7 +34,6 @@ def test_latencies_are_those_of_nccl():
 def test_a_ring_leaves_a_host_on_the_cards_of_all_its_members():
     gigabytes = {(n, apart): round(1e-9 / H100.wire(n, apart).beta) for n, apart in ((8, 1), (32, 1), (16, 2), (4, 8))}
     assert gigabytes == {(8, 1): 450, (32, 1): 400, (16, 2): 200, (4, 8): 50}  # nccl-tests: 32 H100 reach 366
-    assert 3500 < tokens_to_be_compute_bound(989e12, H100.wire(1024), XXL.block) < 4500
     free = Wire(Link(0, 1 / 450e9), Link(0, 1 / 50e9), 1024, 8)
     assert tokens_to_be_compute_bound(989e12, free, XXL.block) == math.ceil(989e12 / 400e9 * 1023 / 1024)
 
