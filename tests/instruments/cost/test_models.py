@@ -114,4 +114,5 @@ def test_model_states_are_those_of_the_zero_paper():
     assert bytes_sent(10, 2, "ZeRO-1", reduce_scatters=False) == 1.5 * bytes_sent(10, 2, "DDP")
     fsdp = [bytes_sent(10, 2, "ZeRO-3", each) for each in (WIDE_GRADIENTS, FP32)]  # gradients reduced in float32
     assert fsdp[0] / fsdp[1] == 2 / 3
-    assert model_states(1000, 4, "ZeRO-3", MIXED, gathered=100).gathered == 400
+    wide = model_states(1000, 4, "ZeRO-3", WIDE_GRADIENTS, gathered=100)
+    assert (wide.gradients, wide.gathered) == (4 * 250, (2 + 4) * 100)

@@ -9,6 +9,7 @@ from scratch_ddp.instruments.cost.__main__ import main
 from scratch_ddp.instruments.cost.layouts import EFFICIENCIES, blocks_of_stages, rank_memory, step_time
 from scratch_ddp.instruments.cost.plan import layouts, plan, what_binds
 from scratch_ddp.instruments.cost.published import GPT_3, LLAMA_3, MEGATRON, TORCHTITAN
+from scratch_ddp.instruments.cost.states import WIDE_GRADIENTS
 from scratch_ddp.pipeline import interleaved, one_f_one_b
 
 XXL, LLAMA, H100 = MODELS["XXL"], MODELS["Llama-3-8B"], CLUSTERS["H100"]
@@ -80,7 +81,11 @@ def test_parts_of_a_step():
     # With several micro-batches ZeRO-1 reduces once, ZeRO-2 and ZeRO-3 each time.
     data = {stage: step(64, micro_batches=8, stage=stage).data for stage in ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3")}
     assert data["DDP"] < data["ZeRO-1"] < data["ZeRO-2"] and data["ZeRO-3"] > 0
-    assert step(1024, shards=8, stage="ZeRO-3").data < step(1024, stage="ZeRO-3").data
+    wide = step_time(LLAMA, Layout(64), H100, 4096, precision=WIDE_GRADIENTS).data
+    assert wide == pytest.approx(2 * data["DDP"], rel=0.02)
+    # HSDP gathers in a node alone, and sums shards between nodes.
+    node, whole = (step(dp, stage="ZeRO-3").data for dp in (8, 1024))
+    assert node < step(1024, shards=8, stage="ZeRO-3").data < whole
 
 
 def test_what_a_plan_tries():
@@ -89,7 +94,7 @@ def test_what_a_plan_tries():
         tried = [each for each in layouts(shape, H100, devices, 96) if isinstance(each, Layout)]
         assert all(8 % each.tp == 0 and (shape.kv_heads or shape.inner) % each.tp == 0 for each in tried)
         assert {each.devices for each in tried} == {devices} and {each.batch for each in tried} == {96}
-        assert {1, 2, 4, 8} <= {each.chunks for each in tried}
+        assert {1, 2, 4, 8} <= {each.chunks for each in tried} and {0, 4} <= {each.shards for each in tried}
         assert {False, True, "selective"} == {each.checkpointing for each in tried}
     assert LLAMA_3[0].layout in layouts(MODELS["Llama-3-405B"], H100, 8192, 2048)
 
