@@ -6,8 +6,8 @@ nccl-tests define them (doc/PERFORMANCE.md), and fit T = α + β·S. As a comman
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ SIZES = ("1KiB", "10KiB", "100KiB", "1MiB", "10MiB", "100MiB", "1GiB")
 SAMPLE = 0.002  # seconds: several shorter calls make one sample, or the ranks' common start would distort it
 LEAST, MOST = 3, 50  # samples per row
 _FLOAT = 4  # bytes of a float32
+_HEADS = ("ranks", "size", "time, ms", "calls", "algbw, GB/s", "busbw, GB/s", "2·S/t, GB/s (GiB/s)")
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,6 @@ class AlphaBeta:
     def seconds(self, size: float) -> float:
         """Seconds for a message of `size` bytes, by the line."""
         return self.alpha + self.beta * size
-
-    @property
-    def half_way(self) -> float:
-        """Bytes at which both terms are equal: half of the bandwidth 1/beta is reached there."""
-        return self.alpha / self.beta
 
     def __str__(self) -> str:
         rate = f"{three_digits(1e-9 / self.beta)} GB/s" if self.beta else "no limit"
@@ -87,43 +83,28 @@ class Row:
 
     def cells(self) -> tuple[str, ...]:
         """The row of the table."""
-        spread = (self.seconds.median, self.seconds.low, self.seconds.high)
-        median, low, high = (three_digits(1e3 * each) for each in spread)
-        rates = [three_digits(each / 1e9) for each in (self.algbw, self.busbw, self.published)]
-        return (
-            str(self.ranks),
-            format_size(self.size),
-            f"{median} [{low}–{high}]",
-            f"{self.samples} × {self.calls}",
-            *rates[:2],
-            f"{rates[2]} ({three_digits(self.published / 2**30)})",
-        )
+        median, low, high = (three_digits(1e3 * each) for each in astuple(self.seconds))
+        algbw, busbw, published = (three_digits(each / 1e9) for each in (self.algbw, self.busbw, self.published))
+        took = f"{median} [{low}–{high}]", f"{self.samples} × {self.calls}"
+        rates = algbw, busbw, f"{published} ({three_digits(self.published / 2**30)})"
+        return str(self.ranks), format_size(self.size), *took, *rates
 
 
-_HEADS = ("ranks", "size", "time, ms", "calls", "algbw, GB/s", "busbw, GB/s", "2·S/t, GB/s (GiB/s)")
-
-
-@dataclass(frozen=True)
-class Results:
+class Results(tuple[Row, ...]):
     """All rows of a run, the same on every rank, in the order of ranks and sizes."""
-
-    rows: tuple[Row, ...]
-
-    def __iter__(self) -> Iterator[Row]:
-        return iter(self.rows)
 
     def of(self, ranks: int) -> "Results":
         """The rows of so many ranks."""
-        return Results(tuple(row for row in self.rows if row.ranks == ranks))
+        return Results(row for row in self if row.ranks == ranks)
 
     def series(self) -> dict[str, "Results"]:
         """The rows of each number of ranks, by a name such as "all_reduce, gloo, 2 ranks"."""
-        names = {f"all_reduce, {row.backend}, {row.ranks} ranks": row.ranks for row in self.rows}
+        names = {f"all_reduce, {row.backend}, {row.ranks} ranks": row.ranks for row in self}
         return {name: self.of(ranks) for name, ranks in names.items()}
 
     def fit(self) -> AlphaBeta:
         """Fit T = α + β·S to these rows, which should be one series. Raises ValueError as `fit` does."""
-        return fit([row.size for row in self.rows], [row.seconds.median for row in self.rows])
+        return fit([row.size for row in self], [row.seconds.median for row in self])
 
     def fits(self) -> tuple[dict[str, AlphaBeta], dict[str, str]]:
         """The fit of each series that has one, and for the others the reason why not."""
@@ -137,11 +118,11 @@ class Results:
 
     def __str__(self) -> str:
         """A Markdown table that reads well as text."""
-        table = [_HEADS, *(row.cells() for row in self.rows)]
+        table = [_HEADS, *(row.cells() for row in self)]
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         lines = ["| " + " | ".join(map(str.rjust, cells, widths)) + " |" for cells in table]
         lines.insert(1, "|-" + "-|-".join("-" * width for width in widths) + "-|")
-        return "\n".join([f"all_reduce, {self.rows[0].backend}:", "", *lines])
+        return "\n".join([f"all_reduce, {self[0].backend}:", "", *lines])
 
 
 def measure(
@@ -172,7 +153,7 @@ def measure(
                 dist.destroy_process_group(members)
     shared = [rows]
     dist.broadcast_object_list(shared, group=group, group_src=0)
-    return Results(tuple(shared[0]))
+    return Results(shared[0])
 
 
 def _timed(size: int, group: dist.ProcessGroup, seconds: float) -> Row:

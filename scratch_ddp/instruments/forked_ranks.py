@@ -55,21 +55,20 @@ def run_ranks(
             wait(alive, timeout=deadline - time.monotonic())
             if any(rank.exitcode for rank in ranks):
                 deadline = min(deadline, time.monotonic() + _PATIENCE)
-        for rank in ranks:
-            if rank.is_alive():
-                os.killpg(rank.pid, signal.SIGKILL)
-        answers = [_answer(rank, Path(folder, f"{number}.answer")) for number, rank in enumerate(ranks)]
+        late = [rank for rank in ranks if rank.is_alive()]
+        for rank in late:
+            os.killpg(rank.pid, signal.SIGKILL)
+        answers = [_answer(rank, rank in late, Path(folder, f"{number}.answer")) for number, rank in enumerate(ranks)]
     if failures := {rank: value for rank, (ok, value) in enumerate(answers) if not ok}:
         raise RankFailed(failures)
     return [value for _, value in answers]
 
 
-def _answer(process: BaseProcess, path: Path) -> tuple[bool, Any]:
-    in_time = not process.is_alive()
+def _answer(process: BaseProcess, late: bool, path: Path) -> tuple[bool, Any]:
     process.join()
     if path.exists():
         return pickle.loads(path.read_bytes())
-    return False, f"died with exit code {process.exitcode}" if in_time else "did not answer in time"
+    return False, "did not answer in time" if late else f"died with exit code {process.exitcode}"
 
 
 def _rank_main(rank, world_size, function, args, backend, waits, folder: Path) -> None:
@@ -78,13 +77,10 @@ def _rank_main(rank, world_size, function, args, backend, waits, folder: Path) -
     os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size))
     torch.set_num_threads(1)
-    if backend == "nccl":
-        torch.cuda.set_device(rank)
-    failed = False
     try:
         store, limit = dist.FileStore(f"{folder}/rendezvous", world_size), timedelta(seconds=waits)
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=limit)
-        answer = pickle.dumps((True, function(*args)))
+        answer, failed = pickle.dumps((True, function(*args))), False
     except BaseException:
         answer, failed = pickle.dumps((False, traceback.format_exc())), True
     Path(folder, f"{rank}.partial").write_bytes(answer)

@@ -34,10 +34,7 @@ class Spread:
 
 
 def interleaved(
-    variants: Mapping[str, Callable[[], object]],
-    rounds: int = 20,
-    warm_up: int = 3,
-    group: dist.ProcessGroup | None = None,
+    variants: Mapping[str, Callable[[], object]], rounds: int, warm_up: int = 3, group: dist.ProcessGroup | None = None
 ) -> dict[str, list[Sample]]:
     """Run every variant once per round, and return its samples, one per round, by the variant's name.
 
@@ -46,16 +43,14 @@ def interleaved(
     the data of the one before it in the caches. The first `warm_up` rounds are dropped. Costs an all-reduce at the end.
     """
     names = list(variants)
-    taken = torch.zeros(rounds, len(names), 2, dtype=torch.float64)
-    for turn in range(-warm_up, rounds):
-        for which in random.Random(turn + warm_up).sample(range(len(names)), len(names)):  # the same on every rank
-            sample = _timed(variants[names[which]], group)
-            if turn >= 0:
-                taken[turn, which] = sample
+    taken = torch.zeros(warm_up + rounds, len(names), 2, dtype=torch.float64)
+    for turn in range(len(taken)):
+        for which in random.Random(turn).sample(range(len(names)), len(names)):  # the same on every rank
+            taken[turn, which] = _timed(variants[names[which]], group)
     if dist.is_initialized():
         taken = taken.to(message_device(group))
         dist.all_reduce(taken, dist.ReduceOp.MAX, group=group)
-    by_name = taken.transpose(0, 1).tolist()
+    by_name = taken[warm_up:].transpose(0, 1).tolist()
     return {name: [Sample(*pair) for pair in pairs] for name, pairs in zip(names, by_name, strict=True)}
 
 

@@ -148,15 +148,13 @@ def step_time(
     forward = blocks * (block + sent) + head
     backward = blocks * ((2 + again) * block + resent * sent) + 2 * head
     computes, tensor = m * (blocks * (3 + again) * block + 3 * head), m * blocks * (1 + resent) * sent
-    data = _data(shape, layout, cluster, forward, backward, precision)
-    if p == 1:
-        return StepTime(computes, tensor, data=data)
     hop = hop_wire(layout, cluster).message(_ELEMENT * tokens * shape.width / layout.tp)
     # In 1F1B the first forward passes p − 1 wires, and its gradient passes them back. While the pipeline fills, each
     # rank waits for one gradient more than it has forwards to do. Then p micro-batches share each round trip. (Within
     # 4 % of `cost.pipelined`, which goes through it.) An interleaved pipeline hides all but the first and the last.
     shared = max(0, m - p) * 2 * (p - 1) / p
     hops = 2 * (p - 1) + 2 * max(0, min(m, p) - 2) + shared if v == 1 else 2 * (p * v - 1)
+    data = _data(shape, layout, cluster, forward, backward, precision)
     return StepTime(computes, tensor, hops * hop, (p - 1) / v * (forward + backward), data)
 
 

@@ -9,24 +9,18 @@ from scratch_ddp.instruments.cost.__main__ import main
 from scratch_ddp.instruments.cost.layouts import EFFICIENCIES, blocks_of_stages, rank_memory, step_time
 from scratch_ddp.instruments.cost.plan import layouts, plan, what_binds
 from scratch_ddp.instruments.cost.published import GPT_3, LLAMA_3, MEGATRON, TORCHTITAN
-from scratch_ddp.instruments.cost.states import MIXED, WIDE_GRADIENTS
+from scratch_ddp.instruments.cost.states import WIDE_GRADIENTS
 from scratch_ddp.pipeline import interleaved, one_f_one_b
 
 XXL, LLAMA, H100 = MODELS["XXL"], MODELS["Llama-3-8B"], CLUSTERS["H100"]
 
 
-@pytest.mark.parametrize(
-    "devices, batch, tp, checkpointing, binds",
-    [
-        (8, 64, 1, True, "memory"),
-        (8, 4, 1, False, "too few sequences"),
-        (1024, 1024, 1, True, "FSDP's messages"),
-        (1024, 4096, 1, True, "compute"),
-        (1024, 4096, 64, True, "tensor parallel's messages"),
-    ],
-)
-def test_what_binds(devices, batch, tp, checkpointing, binds):
-    assert what_binds(XXL, H100, devices, batch, 2048, tp, checkpointing) == binds
+def test_what_binds():
+    """By devices, sequences of a step, and tp."""
+    cases = {(8, 64, 1): "memory", (8, 4, 1): "too few sequences", (1024, 1024, 1): "FSDP's messages"}
+    cases |= {(1024, 4096, 1): "compute", (1024, 4096, 64): "tensor parallel's messages"}
+    for (devices, batch, tp), binds in cases.items():
+        assert what_binds(XXL, H100, devices, batch, 2048, tp, checkpointing=True) == binds
 
 
 def test_published_trainings():
@@ -39,8 +33,6 @@ def test_published_trainings():
     assert GPT_3[3].forecast() / GPT_3[3].tflops == pytest.approx(3.9, rel=0.05)
     eight, many = (run.forecast() for run in TORCHTITAN[::2])
     assert 0.95 < many / eight < 1  # theirs: 0.973
-    flops = flops_per_token(MODELS["DeepSeek-V3"], 4096) * 1e12
-    assert flops / 989e12 / 3600 / 180_000 == pytest.approx(0.44, abs=0.01)
 
 
 def test_published_memory():
@@ -89,9 +81,11 @@ def test_parts_of_a_step():
     # With several micro-batches ZeRO-1 reduces once, ZeRO-2 and ZeRO-3 each time.
     data = {stage: step(64, micro_batches=8, stage=stage).data for stage in ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3")}
     assert data["DDP"] < data["ZeRO-1"] < data["ZeRO-2"] and data["ZeRO-3"] > 0
-    assert step(1024, shards=8, stage="ZeRO-3").data < step(1024, stage="ZeRO-3").data
-    wide, narrow = (rank_memory(LLAMA, Layout(2), 4096, each).gradients for each in (WIDE_GRADIENTS, MIXED))
-    assert wide == 2 * narrow
+    wide = step_time(LLAMA, Layout(64), H100, 4096, precision=WIDE_GRADIENTS).data
+    assert wide == pytest.approx(2 * data["DDP"], rel=0.02)
+    # HSDP gathers in a node alone, and sums shards between nodes.
+    node, whole = (step(dp, stage="ZeRO-3").data for dp in (8, 1024))
+    assert node < step(1024, shards=8, stage="ZeRO-3").data < whole
 
 
 def test_what_a_plan_tries():
@@ -100,7 +94,7 @@ def test_what_a_plan_tries():
         tried = [each for each in layouts(shape, H100, devices, 96) if isinstance(each, Layout)]
         assert all(8 % each.tp == 0 and (shape.kv_heads or shape.inner) % each.tp == 0 for each in tried)
         assert {each.devices for each in tried} == {devices} and {each.batch for each in tried} == {96}
-        assert {1, 2, 4, 8} <= {each.chunks for each in tried}
+        assert {1, 2, 4, 8} <= {each.chunks for each in tried} and {0, 4} <= {each.shards for each in tried}
         assert {False, True, "selective"} == {each.checkpointing for each in tried}
     assert LLAMA_3[0].layout in layouts(MODELS["Llama-3-405B"], H100, 8192, 2048)
 
@@ -138,13 +132,12 @@ def test_bad_input_is_refused_in_a_sentence(wrong, says):
         ("--model Llama-3-8B --gpus 16 --batch 64", 0, "% of the peak; at worst "),
         ("--model XXL --gpus 8 --batch 8", 1, "GB more than the 72.0 GB that may be used"),
         ("--model Mixtral-8x7B --gpus 8", 1, "12,879,925,248 active"),
+        ("--model nothing --gpus 8", 2, "there is no file 'nothing'"),
     ],
 )
 def test_the_command_line(options, status, says, capsys):
-    assert main(options.split()) == status and says in capsys.readouterr().out
-
-
-def test_a_model_that_is_not_there_is_refused_in_a_sentence(capsys):
-    with pytest.raises(SystemExit, match="2"):
-        main(["--model", "nothing", "--gpus", "8"])
-    assert "there is no file 'nothing'" in capsys.readouterr().err
+    try:
+        ended = main(options.split())
+    except SystemExit as refused:
+        ended = refused.code
+    assert ended == status and says in "".join(capsys.readouterr())
