@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -50,8 +50,7 @@ def sentences(rows: Any) -> list[str]:
     return [*rows["sentence1"], *rows["sentence2"]]
 
 
-@dataclass(frozen=True)
-class Item:
+class Item(NamedTuple):
     tokens: list[int]
     label: int
 
