@@ -1,6 +1,5 @@
 """Rank cells, measured as a learner uses them: through a kernel, from outside."""
 
-import argparse
 import contextlib
 import json
 import os
@@ -14,10 +13,8 @@ import psutil
 
 from scratch_ddp.benchmark import steps
 from scratch_ddp.benchmark.kernel import Kernel
-from scratch_ddp.instruments.timing import machine, spread_of
+from scratch_ddp.instruments.timing import spread_of
 
-_DEADLOCK = "if rank == 0:\n    dist.all_reduce(torch.ones(1))"
-_FLOOD = "%%rank [1]\nfor _ in range(16_000): print('o' * 62_499)"  # 1 GB
 _BESIDE_GLOO = """
 import json, statistics, time
 
@@ -95,7 +92,7 @@ def stops(runs: int) -> steps.Row:
     with Kernel(cluster=4) as kernel:
         kernel.run("kept = rank")
         for _ in range(runs):
-            message, seconds = kernel.stop(_DEADLOCK)
+            message, seconds = kernel.stop("if rank == 0:\n    dist.all_reduce(torch.ones(1))")
             took.append(seconds)
             named = "rank 0 waits in all_reduce" in message and "ranks 1–3 never came" in message
             after = kernel.run("dist.all_reduce(x := torch.tensor([kept])); x")
@@ -108,7 +105,7 @@ def floods() -> steps.Row:
     with Kernel(cluster=2) as kernel:
         kernel.run("print('warm')")
         before = psutil.Process(kernel.pid).memory_info().rss
-        result = kernel.run(_FLOOD, timeout=120)
+        result = kernel.run("%%rank [1]\nfor _ in range(16_000): print('o' * 62_499)", timeout=120)
         grown = (psutil.Process(kernel.pid).memory_info().rss - before) / 1e6
     told = "says what is left out" if "MB left out …" in result.text() else "does not say what is left out"
     return "memory that 1 GB of one rank's output takes in the kernel", f"{grown:.0f} MB; {told}"
@@ -123,7 +120,11 @@ def beside_gloo() -> list[steps.Row]:
     return [(f"all_reduce of {int(size):,} bytes / plain gloo's", f"{ratio:.2f}") for size, ratio in found.items()]
 
 
-def main(options: argparse.Namespace) -> None:
-    print(f"Rank cells on {machine()}.\n", flush=True)
-    rows = [first_cells(options.rounds), starts(5), round_trips(2), round_trips(4), stops(options.rounds), floods()]
-    steps.show([*rows, *beside_gloo()])
+def rows(rounds: int) -> Iterator[steps.Row]:
+    yield first_cells(rounds)
+    yield starts(5)
+    yield round_trips(2)
+    yield round_trips(4)
+    yield stops(rounds)
+    yield floods()
+    yield from beside_gloo()
