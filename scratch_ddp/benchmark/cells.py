@@ -33,7 +33,7 @@ found = {}
 for size, calls in ((4, 200), (2**20, 40), (2**23, 10)):
     tensor = torch.zeros(size // 4)
     ratios = []
-    for turn in range(8):  # each is first in every second round: the one after it finds the caches warm
+    for turn in range(turns):  # each is first in every second round: the one after it finds the caches warm
         taken = {group: seconds_per_call(group, tensor, calls) for group in (None, plain)[:: (-1) ** turn]}
         ratios.append(taken[None] / taken[plain])
     found[size] = statistics.median(ratios)
@@ -111,10 +111,10 @@ def floods() -> steps.Row:
     return "memory that 1 GB of one rank's output takes in the kernel", f"{grown:.0f} MB; {told}"
 
 
-def beside_gloo() -> list[steps.Row]:
+def beside_gloo(turns: int = 8) -> list[steps.Row]:
     """all_reduce in the group of rank cells and in plain gloo, interleaved in one run of 2 ranks."""
     with Kernel(cluster=2) as kernel:
-        result = kernel.run(_BESIDE_GLOO, timeout=120)
+        result = kernel.run(f"turns = {turns}\n{_BESIDE_GLOO}", timeout=120)
         assert not result.error, result.traceback
     found = json.loads(result.text().split("   ←")[0])
     return [(f"all_reduce of {int(size):,} bytes / plain gloo's", f"{ratio:.2f}") for size, ratio in found.items()]

@@ -25,7 +25,7 @@ from scratch_ddp.fsdp import FSDP
 from scratch_ddp.instruments.sizes import count
 from scratch_ddp.training import Batches, evaluate, load_model, load_pairs, sentences, tokenise, train
 from scratch_ddp.training.checkpoints import Checkpoints
-from scratch_ddp.training.data import Batch, is_first, print_once
+from scratch_ddp.training.data import Batch, print_once
 from scratch_ddp.training.loop import History
 from scratch_ddp.zero import ShardedOptimizer
 
@@ -71,7 +71,7 @@ def main() -> None:
     try:
         run(options, device)
     except (ValueError, OSError) as error:  # data, model, or sizes that don't fit: the message says it all
-        raise SystemExit(f"scratch_ddp.training: {error}" if is_first() else 1) from None
+        raise SystemExit(f"scratch_ddp.training: {error}" if dist.get_rank() == 0 else 1) from None
     finally:
         dist.destroy_process_group()
 
@@ -145,7 +145,7 @@ def log_step(path: Path, batch: Batch, history: History) -> None:
     """
     items = [()] * dist.get_world_size()
     dist.all_gather_object(items, batch.numbers)
-    if is_first():
+    if dist.get_rank() == 0:
         line = {"step": len(history.losses), "loss": history.losses[-1], "items": sorted(sum(items, ()))}
         with open(path, "a") as file:
             file.write(json.dumps(line | {"ranks": len(items), "time": time.time()}) + "\n")

@@ -22,7 +22,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from scratch_ddp.common.agreement import compare, raise_everywhere
-from scratch_ddp.training.data import is_first, print_once
+from scratch_ddp.training.data import print_once
 from scratch_ddp.training.loop import History
 
 
@@ -121,7 +121,7 @@ class Checkpoints:
         except (Exception, CheckpointException) as error:
             last = ", ".join(self._complete()[:1]) or "none"
             raise OSError(f"{self.folder} can't be written: {_cause(error)}; last complete: {last}") from None
-        if is_first():
+        if dist.get_rank() == 0:
             oldest = self._complete()[:2][-1]  # the older one is for the case that the newer one is damaged
             for place in self.folder.glob("step_*"):
                 if place.name < oldest:

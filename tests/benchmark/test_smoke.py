@@ -71,4 +71,4 @@ def test_a_transfer_begins_with_the_last_call_and_ends_on_the_first_rank():
 def test_rank_cells(four_ranks, monkeypatch):
     """On ranks that are there already."""
     monkeypatch.setattr(cells, "Kernel", lambda **_: contextlib.nullcontext(four_ranks))
-    holds([cells.stops(1), cells.round_trips(4, 3), *cells.beside_gloo()], 5)
+    holds([cells.stops(1), cells.round_trips(4, 3), *cells.beside_gloo(turns=1)], 5)

@@ -1,4 +1,4 @@
-"""What tests of training share: the built-in pairs, a model that takes milliseconds a step, the command on a rank."""
+"""What tests of training share: a few pairs, a model that takes milliseconds a step, the command on a rank."""
 
 import contextlib
 import io
@@ -14,7 +14,7 @@ from transformers import LlamaForSequenceClassification  # noqa: F401
 from scratch_ddp.training import __main__ as command
 from scratch_ddp.training.pairs import make_pairs
 
-PAIRS = make_pairs()
+PAIRS = make_pairs({"train": 160, "validation": 20, "test": 20})
 TINY = {"hidden_size": 24, "intermediate_size": 32, "num_attention_heads": 3, "num_key_value_heads": 1}
 
 

@@ -91,6 +91,8 @@ def test_a_run_goes_on_with_another_number_of_ranks_and_another_strategy(uninter
     assert ended == [None] * 4 and "resumed after step 23" in printed and "epoch 3: loss" in printed
     assert {line["ranks"] for line in read_steps(tmp_path / "log").values()} == {2, 4}
     assert is_the_same_run(tmp_path, uninterrupted) and saved(tmp_path) == [28, 30]
+    ended, printed = attempt_on(1, tmp_path)
+    assert ended == [None] and "epoch 2" not in printed and "epoch 3: loss" in printed and " 0 steps in" in printed
 
 
 def on_both(change) -> None:

@@ -17,7 +17,6 @@ from scratch_ddp.training import data
 from scratch_ddp.training.data import Batches, tokenise
 from scratch_ddp.training.loop import Score, score, train, warm_up_then_fall
 from scratch_ddp.training.models import build_small
-from scratch_ddp.training.pairs import make_pairs
 from tests.ddp.cases import STRATEGIES, bits
 from tests.ranks import printed_under_torchrun, run_ranks
 from tests.training.cases import PAIRS, TINY, run_command
@@ -26,7 +25,7 @@ from tests.training.cases import PAIRS, TINY, run_command
 @pytest.fixture(autouse=True)
 def _few_pairs(monkeypatch):
     """What the command loads as built-in."""
-    monkeypatch.setattr(data, "make_pairs", lambda: make_pairs({"train": 160, "validation": 20, "test": 20}))
+    monkeypatch.setattr(data, "make_pairs", lambda: PAIRS)
 
 
 @functools.cache
