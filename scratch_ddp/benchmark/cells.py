@@ -1,6 +1,5 @@
 """Rank cells, measured as a learner uses them: through a kernel, from outside."""
 
-import argparse
 import contextlib
 import json
 import os
@@ -14,10 +13,8 @@ import psutil
 
 from scratch_ddp.benchmark import steps
 from scratch_ddp.benchmark.kernel import Kernel
-from scratch_ddp.instruments.timing import machine, spread_of
+from scratch_ddp.instruments.timing import spread_of
 
-_DEADLOCK = "if rank == 0:\n    dist.all_reduce(torch.ones(1))"
-_FLOOD = "%%rank [1]\nfor _ in range(16_000): print('o' * 62_499)"  # 1 GB
 _BESIDE_GLOO = """
 import json, statistics, time
 
@@ -36,7 +33,7 @@ found = {}
 for size, calls in ((4, 200), (2**20, 40), (2**23, 10)):
     tensor = torch.zeros(size // 4)
     ratios = []
-    for turn in range(8):  # each is first in every second round: the one after it finds the caches warm
+    for turn in range(turns):  # each is first in every second round: the one after it finds the caches warm
         taken = {group: seconds_per_call(group, tensor, calls) for group in (None, plain)[:: (-1) ** turn]}
         ratios.append(taken[None] / taken[plain])
     found[size] = statistics.median(ratios)
@@ -95,7 +92,7 @@ def stops(runs: int) -> steps.Row:
     with Kernel(cluster=4) as kernel:
         kernel.run("kept = rank")
         for _ in range(runs):
-            message, seconds = kernel.stop(_DEADLOCK)
+            message, seconds = kernel.stop("if rank == 0:\n    dist.all_reduce(torch.ones(1))")
             took.append(seconds)
             named = "rank 0 waits in all_reduce" in message and "ranks 1–3 never came" in message
             after = kernel.run("dist.all_reduce(x := torch.tensor([kept])); x")
@@ -108,22 +105,26 @@ def floods() -> steps.Row:
     with Kernel(cluster=2) as kernel:
         kernel.run("print('warm')")
         before = psutil.Process(kernel.pid).memory_info().rss
-        result = kernel.run(_FLOOD, timeout=120)
+        result = kernel.run("%%rank [1]\nfor _ in range(16_000): print('o' * 62_499)", timeout=120)
         grown = (psutil.Process(kernel.pid).memory_info().rss - before) / 1e6
     told = "says what is left out" if "MB left out …" in result.text() else "does not say what is left out"
     return "memory that 1 GB of one rank's output takes in the kernel", f"{grown:.0f} MB; {told}"
 
 
-def beside_gloo() -> list[steps.Row]:
+def beside_gloo(turns: int = 8) -> list[steps.Row]:
     """all_reduce in the group of rank cells and in plain gloo, interleaved in one run of 2 ranks."""
     with Kernel(cluster=2) as kernel:
-        result = kernel.run(_BESIDE_GLOO, timeout=120)
+        result = kernel.run(f"turns = {turns}\n{_BESIDE_GLOO}", timeout=120)
         assert not result.error, result.traceback
     found = json.loads(result.text().split("   ←")[0])
     return [(f"all_reduce of {int(size):,} bytes / plain gloo's", f"{ratio:.2f}") for size, ratio in found.items()]
 
 
-def main(options: argparse.Namespace) -> None:
-    print(f"Rank cells on {machine()}.\n", flush=True)
-    rows = [first_cells(options.rounds), starts(5), round_trips(2), round_trips(4), stops(options.rounds), floods()]
-    steps.show([*rows, *beside_gloo()])
+def rows(rounds: int) -> Iterator[steps.Row]:
+    yield first_cells(rounds)
+    yield starts(5)
+    yield round_trips(2)
+    yield round_trips(4)
+    yield stops(rounds)
+    yield floods()
+    yield from beside_gloo()

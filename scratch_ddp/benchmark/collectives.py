@@ -31,10 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> None:
     what = {"sizes": options.sizes, "seconds": options.seconds}
-    backend = "gloo"
     if "RANK" in os.environ:  # torchrun has started the ranks, maybe on several hosts
-        backend = "nccl" if choose_device(None).type == "cuda" else "gloo"
-        dist.init_process_group(backend)
+        dist.init_process_group("nccl" if choose_device(None).type == "cuda" else "gloo")
         found, is_first = measure(**what), dist.get_rank() == 0
         dist.destroy_process_group()
         if not is_first:
@@ -42,7 +40,7 @@ def main(options: argparse.Namespace) -> None:
     else:
         on_each = partial(measure, ranks=options.ranks, **what)
         found = run_ranks(max(options.ranks), on_each, timeout=HANGS)[0]
-    print(f"All-reduces on {machine()}, {backend}, torch {torch.__version__}.\n")
+    print(f"All-reduces on {machine()}, torch {torch.__version__}.\n")
     fits, missing = found.fits()
     print(f"{found}\n\n{LEGEND}\n\nT = α + β·S by least squares of relative residuals:")
     for name, each in {**fits, **missing}.items():

@@ -33,9 +33,6 @@ class Result:
     def traceback(self) -> str:
         return "\n".join(self.error["traceback"]) if self.error else ""
 
-    def data(self) -> list[dict[str, Any]]:
-        return [out["data"] for out in self.outputs if out["type"] in ("display_data", "execute_result")]
-
 
 class Kernel:
     """A kernel of this Python, with `cluster` ranks. `with Kernel() as kernel: kernel.run("1 + 1")`."""

@@ -1,8 +1,7 @@
 """The simulated link: how long transfers take beside their stated lengths, in one process and on two ranks."""
 
-import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -10,7 +9,7 @@ import torch.distributed as dist
 from scratch_ddp.benchmark import steps
 from scratch_ddp.instruments.forked_ranks import run_ranks
 from scratch_ddp.instruments.network import Link, LinkedGroup, linked_group, lone_rank
-from scratch_ddp.instruments.timing import machine, spread_of
+from scratch_ddp.instruments.timing import spread_of
 
 LENGTHS = (0.001, 0.005, 0.02, 0.05)  # seconds
 BYTES = 4000  # few, so that moving them takes little time compared with the link
@@ -37,25 +36,18 @@ def _time_transfer(tensor: torch.Tensor, group: LinkedGroup) -> Transfer:
     return began, time.perf_counter(), time.process_time() - busy
 
 
-def rows(where: str, ranks: Sequence[Sequence[Sequence[Transfer]]]) -> list[steps.Row]:
+def beside_stated(where: str, ranks: Sequence[Sequence[Sequence[Transfer]]]) -> Iterator[steps.Row]:
     """A row for each length. A transfer begins when its last rank calls it, and ends on the first."""
-    table = []
     for stated, *of_ranks in zip(LENGTHS, *ranks, strict=True):
         began = [max(each[0] for each in together) for together in zip(*of_ranks, strict=True)]
         ratios = [(ended - at) / stated for at, (_, ended, _) in zip(began, of_ranks[0], strict=True)]
         share = sum(busy for *_, busy in of_ranks[0]) / sum(ended - called for called, ended, _ in of_ranks[0])
         what, found = f"a transfer / (α + bytes·β), {1e3 * stated:g} ms, {where}", spread_of(ratios)
-        table.append((what, f"{found.median:.4f} [{found.low:.4f}–{found.high:.4f}]; {share:.1%} of a core"))
-    return table
+        yield what, f"{found.median:.4f} [{found.low:.4f}–{found.high:.4f}]; {share:.1%} of a core"
 
 
-def main(options: argparse.Namespace) -> None:
-    print(f"The simulated link on {machine()}.\n", flush=True)
-
-    def on_ranks() -> list[list[Transfer]]:
-        return time_transfers(linked_group(None), options.rounds)
-
-    two = run_ranks(2, on_ranks, timeout=60 + options.rounds)
-    one = [time_transfers(lone_rank(2, None), options.rounds)]
+def rows(rounds: int) -> Iterator[steps.Row]:
+    two = run_ranks(2, lambda: time_transfers(linked_group(None), rounds), timeout=60 + rounds)
+    yield from beside_stated("one process", [time_transfers(lone_rank(2, None), rounds)])
+    yield from beside_stated("two ranks over gloo", two)
     dist.destroy_process_group()
-    steps.show([*rows("one process", one), *rows("two ranks over gloo", two)])

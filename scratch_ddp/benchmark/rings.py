@@ -1,6 +1,6 @@
-"""Our collectives beside gloo's own, on 2 ranks, in turns."""
+"""Our collectives beside gloo's own, on 2 ranks."""
 
-import argparse
+from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
@@ -42,10 +42,7 @@ def measure(rounds: int, size: int) -> dict[str, list[Sample]]:
     return interleaved(operations, rounds)
 
 
-def main(options: argparse.Namespace) -> None:
-    steps.prepare("Collectives")
-    rows = []
+def rows(rounds: int) -> Iterator[steps.Row]:
     for size in SIZES:
-        found = steps.on_ranks(2, measure, options.rounds, size * 2**20)
-        rows += [(f"{size} MiB: our {what}", figure) for what, figure in steps.beside(found, PAIRS)]
-    steps.show(rows)
+        found = steps.on_ranks(2, measure, rounds, size * 2**20)
+        yield from ((f"{size} MiB: our {what}", figure) for what, figure in steps.beside(found, PAIRS))

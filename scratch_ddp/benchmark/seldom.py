@@ -4,8 +4,8 @@ Every rank trains a small language model on its own sentences, none of them twic
 Lesson 18 has the losses.
 """
 
-import argparse
 import json
+from collections.abc import Iterator
 from statistics import fmean
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from scratch_ddp.benchmark import steps
 from scratch_ddp.course.lessons.lesson_18 import outer_step
 from scratch_ddp.instruments.forked_ranks import run_ranks
 from scratch_ddp.instruments.traffic import traffic
@@ -25,16 +26,14 @@ RANKS, ROWS, LENGTH = 4, 2, 32  # in each step, a rank has so many rows of so ma
 SIZES = {"hidden_size": 96, "intermediate_size": 192, "num_hidden_layers": 1}
 WAYS = {"gradients at every step": None, "never": None}  # name: steps from one meeting to the next
 WAYS |= {f"DiLoCo, once in {every}": every for every in (1, 10, 100, 500)}
-OUTER = {"lr": 0.7, "momentum": 0.9}  # as DiLoCo's authors have them
 
 
-def main(options: argparse.Namespace) -> None:
-    torch.set_num_threads(1)
-    found = run_ranks(RANKS, measure, options.rounds, STEPS, timeout=3600)[0]
+def rows(rounds: int) -> Iterator[steps.Row]:
+    found = run_ranks(RANKS, measure, rounds, STEPS, timeout=3600)[0]
     for way, runs in found["ways"].items():
         losses, sent = runs["losses"], runs["bytes"] / 1e6
         loss = f"{fmean(losses):.3f} ({min(losses):.3f} to {max(losses):.3f})"
-        print(f"{way:24} loss {loss}, {sent:8.2f} MB sent by a rank")
+        yield way, f"loss {loss}, {sent:.2f} MB sent by a rank"
     print(json.dumps(found))  # as lesson 18 keeps it
 
 
@@ -69,7 +68,7 @@ def tokens(tokenizer: Any, texts: list[str], rows: int) -> torch.Tensor:
 
 
 def train(model: nn.Module, batches: torch.Tensor, way: str) -> None:
-    """AdamW with a learning rate that falls to 0 along a cosine; ranks send what the way says."""
+    """AdamW with a learning rate that falls to 0 along a cosine; DiLoCo's outer step as its authors have it."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     falling = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, len(batches))
     agreed = [parameter.detach().clone() for parameter in model.parameters()]
@@ -84,4 +83,4 @@ def train(model: nn.Module, batches: torch.Tensor, way: str) -> None:
         optimizer.zero_grad()
         falling.step()
         if WAYS[way] and step % WAYS[way] == 0:
-            outer_step([parameter.data for parameter in model.parameters()], agreed, velocity, **OUTER)
+            outer_step([parameter.data for parameter in model.parameters()], agreed, velocity, lr=0.7, momentum=0.9)

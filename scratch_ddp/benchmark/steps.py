@@ -1,4 +1,4 @@
-"""What the benchmarks share: the Llama that they train, a step, and the table that they print."""
+"""What the benchmarks share: the Llama that they train, a step, and the table of what their `rows(rounds)` yield."""
 
 import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,9 +24,17 @@ LLAMA = {  # 15.7 M parameters in 57 tensors
 Row = tuple[str, str]  # what was measured, and the figure
 
 
-def prepare(title: str) -> None:
-    """Print what is measured where, and get the process ready to be forked into ranks."""
-    print(f"{title}, ranks over gloo, {machine()}.\n", flush=True)
+def show(what: str, rows: Iterable[Row]) -> None:
+    """Print what is measured where, then the rows as a table of Markdown."""
+    print(f"{what}\n\nRanks over gloo, {machine()}.\n", flush=True)
+    prepare()
+    print("| what | measured |\n|---|---|")
+    for name, figure in rows:
+        print(f"| {name} | {figure} |", flush=True)
+
+
+def prepare() -> None:
+    """Get the process ready to be forked into ranks."""
     torch.set_num_threads(1)
     for name in ("torch._dynamo", "torch.distributed.pipelining", "transformers.models.llama.modeling_llama"):
         importlib.import_module(name)  # at first use it takes seconds: once here, not in every rank
@@ -56,6 +64,11 @@ def make_batch(rank: int = 0, vocabulary: int = VOCABULARY) -> dict[str, torch.T
     return {"input_ids": ids, "labels": ids}
 
 
+def token_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """The mean cross-entropy of logits (rows, tokens, vocabulary) for targets (rows, tokens)."""
+    return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
 def step(model: nn.Module, optimizer: torch.optim.Optimizer | None = None, **batch: torch.Tensor) -> None:
     """Forward, backward, synchronisation, and the optimizer's step if there is one."""
     loss = model(**batch)
@@ -74,8 +87,3 @@ def beside(samples: Mapping[str, Sequence[Sample]], pairs: Iterable[tuple[str, s
         cpu, wall = (ratio(samples[ours], samples[theirs], figure) for figure in ("cpu", "wall"))
         rows.append((f"{ours} / {theirs}, {len(samples[ours])} rounds", f"processor time {cpu}, time {wall}"))
     return rows
-
-
-def show(rows: Iterable[Row]) -> None:
-    """Print the rows as a table of Markdown."""
-    print("| what | measured |\n|---|---|", *(f"| {what} | {figure} |" for what, figure in rows), sep="\n", flush=True)

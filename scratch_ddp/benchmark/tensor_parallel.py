@@ -1,7 +1,6 @@
-"""Tensor parallelism beside torch's DTensor: forward and backward of one Llama, in turns."""
+"""Tensor parallelism beside torch's DTensor: forward and backward of a Llama of 16 M parameters."""
 
-import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -9,7 +8,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import parallel as tp
-from torch.nn.functional import cross_entropy
 
 from scratch_ddp.benchmark import steps
 from scratch_ddp.course.pages.torchs_own import ALL, FIRST, PLAN, TOKENS
@@ -35,10 +33,6 @@ def by_dtensor(model: nn.Module, mesh: DeviceMesh, sequence: bool = False, with_
     return tp.parallelize_module(model, mesh, plan | ends)
 
 
-def whole_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return cross_entropy(logits.flatten(0, 1), targets.flatten())
-
-
 def step(model: nn.Module, loss: Callable, ids: torch.Tensor) -> float:
     """Forward and backward; the loss."""
     # Positions are given, since the model would read them from the number of tokens that a rank holds.
@@ -49,23 +43,18 @@ def step(model: nn.Module, loss: Callable, ids: torch.Tensor) -> float:
     return value.item()
 
 
-def with_parallel_loss(model: nn.Module, ids: torch.Tensor) -> float:
-    with tp.loss_parallel():
-        return step(model, whole_loss, ids)
-
-
-def measure(rounds: int, sizes: dict[str, int]) -> dict[str, list[Sample]]:
+def measure(rounds: int, sizes: dict[str, int] = steps.LLAMA) -> dict[str, list[Sample]]:
     """On each rank: forward and backward of every variant, in turns. Raises ValueError where a loss is not right."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     models = [steps.build_llama(**sizes) for _ in range(6)]
     ids = steps.make_batch(0, vocabulary=models[0].lm_head.out_features)["input_ids"]
     ours = partial(step, loss=vocabulary_parallel_cross_entropy, ids=ids)
-    whole = partial(step, loss=whole_loss, ids=ids)
+    whole = partial(step, loss=steps.token_loss, ids=ids)
     variants = {
         "parallelize": partial(ours, parallelize(models[0], LLAMA)),
         "parallelize, sequence": partial(ours, parallelize(models[1], LLAMA_SEQUENCE)),
         "DTensor": partial(whole, by_dtensor(models[2], mesh)),
-        "DTensor with loss_parallel": partial(with_parallel_loss, by_dtensor(models[3], mesh, with_loss=True), ids),
+        "DTensor with loss_parallel": tp.loss_parallel()(partial(whole, by_dtensor(models[3], mesh, with_loss=True))),
         "DTensor, sequence": partial(whole, by_dtensor(models[4], mesh, sequence=True)),
     }
     expected = whole(models[5])
@@ -75,6 +64,5 @@ def measure(rounds: int, sizes: dict[str, int]) -> dict[str, list[Sample]]:
     return interleaved(variants, rounds)
 
 
-def main(options: argparse.Namespace) -> None:
-    steps.prepare("Tensor parallelism: forward and backward of a Llama of 16 M parameters")
-    steps.show(steps.beside(steps.on_ranks(2, measure, options.rounds, {}), PAIRS))
+def rows(rounds: int) -> Iterator[steps.Row]:
+    yield from steps.beside(steps.on_ranks(2, measure, rounds), PAIRS)

@@ -1,7 +1,6 @@
-"""Steps with DDP, FSDP and ZeRO beside torch's classes, with and without the optimizer's; and the peak of a step."""
+"""Steps of a Llama of 16 M parameters by DDP, FSDP and ZeRO beside torch's, with and without AdamW; peaks for 43 M."""
 
-import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -94,22 +93,16 @@ def peak(_: int, wrap: Wrap, sizes: dict[str, int]) -> float:
     return (until_then.kept_bytes + one_step.peak_bytes) / nbytes
 
 
-def rows(rounds: int, sizes: dict[str, int], larger: dict[str, int]) -> list[steps.Row]:
-    """Every row of the table. `sizes`, `larger`: of the models that are timed, and whose memory is measured."""
+def rows(rounds: int, sizes: dict[str, int] = steps.LLAMA, larger: dict[str, int] = LARGER) -> Iterator[steps.Row]:
+    """`sizes`, `larger`: of the models that are timed, and whose memory is measured."""
     replicas = [("BucketedDDP" + end, each + end) for end in ("", ADAMW) for each in list(DDP)[:2]]
     shards = [("FSDP" + end, "fully_shard" + end) for end in ("", ADAMW)]
     optimizers = [("ShardedOptimizer" + end, "ZeroRedundancyOptimizer" + end) for end in ("", WHOLE)]
-    table = steps.beside(steps.on_ranks(2, measure, rounds, DDP, sizes), replicas)
-    table += steps.beside(steps.on_ranks(2, measure, rounds, SHARDED, sizes), shards)
+    yield from steps.beside(steps.on_ranks(2, measure, rounds, DDP, sizes), replicas)
+    yield from steps.beside(steps.on_ranks(2, measure, rounds, SHARDED, sizes), shards)
     on_mesh = steps.beside(steps.on_ranks(4, measure_on_mesh, max(1, rounds // 2), sizes), shards)
-    table += [(f"mesh of 2 × 2: {what}", figure) for what, figure in on_mesh]
-    table += steps.beside(steps.on_ranks(2, measure_zero, rounds, sizes), optimizers)
+    yield from ((f"mesh of 2 × 2: {what}", figure) for what, figure in on_mesh)
+    yield from steps.beside(steps.on_ranks(2, measure_zero, rounds, sizes), optimizers)
     for name, wrap in {**SHARDED, "torch's DDP": DistributedDataParallel}.items():
         most = steps.on_ranks(2, peak, 5, wrap, larger)
-        table.append((f"peak memory of a step with AdamW / bytes of the parameters, {name}", f"{most:.2f}"))
-    return table
-
-
-def main(options: argparse.Namespace) -> None:
-    steps.prepare("Steps of a Llama of 16 M parameters (memory: 43 M)")
-    steps.show(rows(options.rounds, {}, LARGER))
+        yield f"peak memory of a step with AdamW / bytes of the parameters, {name}", f"{most:.2f}"

@@ -8,23 +8,24 @@ where it was saved last, also on another number of ranks; SIGTERM makes it save 
 """
 
 import argparse
-import datetime
 import json
 import os
 import time
-import warnings
+from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.optim import AdamW, Optimizer
 
-from scratch_ddp.common.agreement import gather_texts, together
+from scratch_ddp.common.agreement import together
 from scratch_ddp.ddp import BucketedDDP, FlatDDP, OverlappedDDP, SimpleDistributedDataParallelism
 from scratch_ddp.fsdp import FSDP
 from scratch_ddp.instruments.sizes import count
 from scratch_ddp.training import Batches, evaluate, load_model, load_pairs, sentences, tokenise, train
 from scratch_ddp.training.checkpoints import Checkpoints
-from scratch_ddp.training.data import Batch, is_first, print_once
+from scratch_ddp.training.data import Batch, print_once
 from scratch_ddp.training.loop import History
 from scratch_ddp.zero import ShardedOptimizer
 
@@ -33,7 +34,7 @@ WRAPPERS = {
     "flat": FlatDDP,
     "overlapped": OverlappedDDP,
     "bucketed": BucketedDDP,
-    "torch": torch.nn.parallel.DistributedDataParallel,
+    "torch": nn.parallel.DistributedDataParallel,
     "zero": BucketedDDP,  # and a sharded optimizer
     "fsdp": FSDP,
 }
@@ -55,26 +56,24 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--checkpoints", type=Path, metavar="FOLDER", help="where to save, and to go on from")
     parser.add_argument("--every", type=count, default=50, help="steps from one checkpoint to the next (default: 50)")
     parser.add_argument("--step-log", type=Path, metavar="FILE", help="append each step's loss and items, as JSON")
-    parser.add_argument("--timeout", type=count, help="seconds that a rank waits for others (default: torch's)")
-    options = parser.parse_args()
-    options.timeout = options.timeout and datetime.timedelta(seconds=options.timeout)
-    return options
+    timeout = {"metavar": "SECONDS", "type": lambda text: timedelta(seconds=count(text))}
+    parser.add_argument("--timeout", **timeout, help="how long a rank waits for others (default: torch's)")
+    return parser.parse_args()
 
 
 def main() -> None:
     options = arguments()
     device = choose_device(options.device)
-    warnings.filterwarnings("ignore", "torch.distributed is disabled")  # of checkpoints of a single process
-    launched = "RANK" in os.environ  # by torchrun
-    if launched:
+    if "RANK" in os.environ:  # torchrun's
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=options.timeout)
+    else:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         run(options, device)
     except (ValueError, OSError) as error:  # data, model, or sizes that don't fit: the message says it all
-        raise SystemExit(f"scratch_ddp.training: {error}" if is_first() else 1) from None
+        raise SystemExit(f"scratch_ddp.training: {error}" if dist.get_rank() == 0 else 1) from None
     finally:
-        if launched:
-            dist.destroy_process_group()
+        dist.destroy_process_group()
 
 
 def choose_device(wanted: str | None) -> torch.device:
@@ -87,7 +86,7 @@ def choose_device(wanted: str | None) -> torch.device:
 
 
 def run(options: argparse.Namespace, device: torch.device) -> None:
-    rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    rank, world_size = dist.get_rank(), dist.get_world_size()
     if world_size > 1:  # after each restart there may be fewer
         hosts = int(os.environ.get("GROUP_WORLD_SIZE", 1))
         print_once(f"{world_size} ranks on {hosts} host{'s' if hosts > 1 else ''}, {device.type}")
@@ -107,10 +106,8 @@ def run(options: argparse.Namespace, device: torch.device) -> None:
     history, checkpoints = History(), None
     if options.checkpoints:
         settings = {name: getattr(options, name) for name in DECISIVE}
-        checkpoints = Checkpoints(options.checkpoints, options.every, model, optimizer, settings, options.timeout)
+        checkpoints = Checkpoints(model, optimizer, settings, options.checkpoints, options.every, options.timeout)
         history = checkpoints.resume()
-        if history.losses:
-            print_once(f"resumed after step {len(history.losses)} ({options.checkpoints})")
 
     def after_step(batch: Batch, history: History) -> None:
         if options.step_log:
@@ -123,23 +120,22 @@ def run(options: argparse.Namespace, device: torch.device) -> None:
     train(model, share("train", seed=0), options.epochs, after_step=after_step, **parts)
     if checkpoints:
         checkpoints.save(history)
+        checkpoints.finish()
     took = time.perf_counter() - began
     score = evaluate(model, share("test" if "test" in pairs else "validation"))
     who = "1 process" if world_size == 1 else f"{world_size} ranks"
     print_once(f"{who} on {device.type}: {len(history.losses) - resumed_at} steps in {took:.1f} s; test {score}")
 
 
-def wrap(
-    model: torch.nn.Module, options: argparse.Namespace, world_size: int
-) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+def wrap(model: nn.Module, options: argparse.Namespace, world_size: int) -> tuple[nn.Module, Optimizer]:
     """Return the model in its strategy's wrapper, or as it is for one process, and its optimizer."""
     lr = options.lr if options.lr is not None else 1e-3 if sum(p.numel() for p in model.parameters()) < 10e6 else 2e-5
     settings = {"lr": lr, "weight_decay": 0.01}
     if world_size > 1:
         model = WRAPPERS[options.strategy](model)
         if options.strategy == "zero":
-            return model, ShardedOptimizer(model.parameters(), torch.optim.AdamW, **settings)
-    return model, torch.optim.AdamW(model.parameters(), **settings)
+            return model, ShardedOptimizer(model.parameters(), AdamW, **settings)
+    return model, AdamW(model.parameters(), **settings)
 
 
 def log_step(path: Path, batch: Batch, history: History) -> None:
@@ -147,22 +143,18 @@ def log_step(path: Path, batch: Batch, history: History) -> None:
 
     Costs two all-gathers of a few bytes per item.
     """
-    mine = json.dumps([history.losses[-1], batch.numbers])
-    losses, items = zip(*map(json.loads, gather_texts(mine) if dist.is_initialized() else [mine]), strict=True)
-    if is_first():
-        line = {"step": len(history.losses), "loss": sum(losses) / len(losses), "items": sorted(sum(items, []))}
+    items = [()] * dist.get_world_size()
+    dist.all_gather_object(items, batch.numbers)
+    if dist.get_rank() == 0:
+        line = {"step": len(history.losses), "loss": history.losses[-1], "items": sorted(sum(items, ()))}
         with open(path, "a") as file:
-            file.write(json.dumps(line | {"ranks": len(losses), "time": time.time()}) + "\n")
+            file.write(json.dumps(line | {"ranks": len(items), "time": time.time()}) + "\n")
 
 
 def read_steps(path: str | os.PathLike) -> dict[int, dict]:
     """Return {step: its line in the log}; the last one of a step that was repeated, and none that was cut short."""
-    steps = {}
-    for line in Path(path).read_text().splitlines():
-        if line.endswith("}"):
-            step = json.loads(line)
-            steps[step["step"]] = step
-    return dict(sorted(steps.items()))
+    lines = [json.loads(line) for line in Path(path).read_text().splitlines() if line.endswith("}")]
+    return {line["step"]: line for line in lines}
 
 
 if __name__ == "__main__":

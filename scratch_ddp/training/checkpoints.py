@@ -5,27 +5,25 @@ torch.distributed.checkpoint writes each one, in a thread, to a folder `step_000
 any number of ranks.
 """
 
-import dataclasses
-import datetime
 import json
 import os
 import shutil
 import signal
-from collections.abc import Mapping
 from concurrent.futures import Future
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.nn import Module
 from torch.optim import Optimizer
 
 from scratch_ddp.common.agreement import compare, raise_everywhere
-from scratch_ddp.training.data import is_first, print_once
-from scratch_ddp.training.loop import History, Score
+from scratch_ddp.training.data import print_once
+from scratch_ddp.training.loop import History
 
 
 class Checkpoints:
@@ -33,29 +31,24 @@ class Checkpoints:
 
     `settings`: by name, what decides the losses: a checkpoint of a run with others is refused. Training goes on while a
     checkpoint is written. Every rank makes one, in the main thread. Raises ValueError on every rank if one does not see
-    the folder, which exists. Costs two process groups of gloo, and in each step one all-reduce of 8 bytes.
+    the folder, which exists. Costs two process groups of gloo, whose messages wait for others for `timeout`, and in
+    each step one all-reduce of 8 bytes.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        every: int,
-        model: nn.Module,
-        optimizer: Optimizer,
-        settings: Mapping[str, Any],
-        timeout: datetime.timedelta | None = None,
+        self, model: Module, optimizer: Optimizer, settings: dict, folder: Path, every: int, timeout: timedelta | None
     ):
-        self.folder, self.every, self.optimizer, self.settings = folder, every, optimizer, settings
+        self.optimizer, self.settings, self.folder, self.every = optimizer, settings, folder, every
         self._named = getattr(model, "module", model)  # what gives the tensors their names: the model in a wrapper
         for group in optimizer.param_groups:
             group.setdefault("initial_lr", group["lr"])  # a schedule that goes on needs it; it is saved with the rest
         self._writing: Future | None = None
         self._last = 0  # the step that was saved last
-        self._asked = False
-        signal.signal(signal.SIGTERM, self._ask)  # the step under way goes on to its end
-        self._group = self._threads = None
-        if dist.is_initialized():  # GPUs shall not wait for our messages, and the writing threads need their own group
-            self._group, self._threads = (dist.new_group(backend="gloo", timeout=timeout) for _ in range(2))
+        self._signals: list[int] = []
+        # The step under way goes on to its end.
+        signal.signal(signal.SIGTERM, lambda number, _: self._signals.append(number))
+        # GPUs shall not wait for our messages, and the writing threads need their own group.
+        self._group, self._threads = (dist.new_group(backend="gloo", timeout=timeout) for _ in range(2))
         missing = None if folder.exists() else f"{folder} is not the first rank's: hosts must share it"
         raise_everywhere(missing, self._group)
 
@@ -66,8 +59,7 @@ class Checkpoints:
         or if it is of a run with other settings.
         """
         names = [self._complete()]
-        if self._group is not None:  # another host may see them later than the first rank
-            dist.broadcast_object_list(names, group=self._group)
+        dist.broadcast_object_list(names, group=self._group)  # another host may see them later than the first rank
         if not names[0]:
             return History()
         name, *older = names[0]
@@ -79,45 +71,35 @@ class Checkpoints:
             why = f"{place} can't be loaded: {_cause(error)}"
             raise ValueError(f"{why}; move it away, and the same command {then}") from None
         extra = json.loads(state["extra"])
-        for key in self.settings | extra["settings"]:
-            there, here = extra["settings"].get(key), self.settings.get(key)
-            if there != here:
+        for key, here in self.settings.items():
+            if (there := extra["settings"].get(key)) != here:
                 raise ValueError(f"{place} is of a run with {key} {there}, but this one has {key} {here}")
         parts = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
         share = StateDictOptions(strict=False)  # of a sharded optimizer it is a part
         set_state_dict(self._named, self.optimizer, **parts, options=share)
         self._last = len(extra["losses"])
-        return History(extra["losses"], extra["epoch_losses"], [Score(*values) for values in extra["scores"]])
+        print_once(f"resumed after step {self._last} ({self.folder})")
+        return History(extra["losses"])
 
     def after_step(self, history: History) -> None:
         """Save if it is time to. If SIGTERM came to any rank, all of them end the process, after saving."""
-        asked = [self._asked]
-        if self._group is not None:
-            asked = compare(self._group, {}, {}, asked).flags
-        if asked[0]:
+        if compare(self._group, {}, {}, [len(self._signals)]).flags[0]:
             self.save(history)
+            self.finish()
             print_once(f"stopped by SIGTERM after step {self._last}, saved; the same command goes on from there")
             # torchrun would start a run again that fails
             raise SystemExit(0 if "TORCHELASTIC_RUN_ID" in os.environ else 128 + signal.SIGTERM)
         if len(history.losses) % self.every == 0:
-            self._begin(history)
+            self.save(history)
 
     def save(self, history: History) -> None:
-        """Save now, unless the last checkpoint is of this step; return when it is complete. Every rank calls it."""
-        if len(history.losses) > self._last:
-            self._begin(history)
-        self._finish()
-
-    def _begin(self, history: History) -> None:
-        self._finish()  # a disk that is slower than `every` steps holds the run up
-        extra = {
-            "settings": self.settings,
-            "losses": history.of_all_ranks(self._group).mean(1).tolist(),
-            "epoch_losses": history.epoch_losses,
-            "scores": [dataclasses.astuple(score) for score in history.scores],
-        }
+        """Begin to save, unless the last checkpoint is of this step. Every rank calls it. Raises as `finish` does."""
+        self.finish()  # a disk that is slower than `every` steps holds the run up
+        if len(history.losses) == self._last:
+            return
         self._last = len(history.losses)
-        place, state = self.folder / f"step_{self._last:08}", self._state(json.dumps(extra))
+        extra = json.dumps({"settings": self.settings, "losses": history.losses})
+        place, state = self.folder / f"step_{self._last:08}", self._state(extra)
         self._writing = dcp.async_save(state, checkpoint_id=place, process_group=self._threads)
 
     def _state(self, extra: str) -> dict[str, Any]:
@@ -129,17 +111,17 @@ class Checkpoints:
         # A clone, because async_save can't copy every row of FSDP's flat shards.
         return {"model": {name: each.clone() for name, each in weights.items()}, "optimizer": state, "extra": extra}
 
-    def _finish(self) -> None:
-        """Wait for the thread, and remove all but two. Raises OSError on every rank if it could not write."""
-        if self._writing is None:
-            return
+    def finish(self) -> None:
+        """Wait until it is complete, and remove all but two. Raises OSError on every rank if it can't be written."""
         writing, self._writing = self._writing, None
+        if writing is None:
+            return
         try:
             writing.result()
         except (Exception, CheckpointException) as error:
             last = ", ".join(self._complete()[:1]) or "none"
             raise OSError(f"{self.folder} can't be written: {_cause(error)}; last complete: {last}") from None
-        if is_first():
+        if dist.get_rank() == 0:
             oldest = self._complete()[:2][-1]  # the older one is for the case that the newer one is damaged
             for place in self.folder.glob("step_*"):
                 if place.name < oldest:
@@ -148,9 +130,6 @@ class Checkpoints:
     def _complete(self) -> list[str]:
         """The complete checkpoints, the last one first."""
         return sorted((place.parent.name for place in self.folder.glob("step_*/.metadata")), reverse=True)
-
-    def _ask(self, *_: object) -> None:
-        self._asked = True
 
 
 def _cause(error: BaseException) -> str:

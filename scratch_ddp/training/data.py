@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -35,13 +35,9 @@ def load_pairs(source: str | None = None):
     return pairs
 
 
-def is_first() -> bool:
-    """Whether this process speaks for all ranks, as rank 0 or as the only one."""
-    return not dist.is_initialized() or dist.get_rank() == 0
-
-
 def print_once(line: str) -> None:
-    if is_first():
+    """Print the line on rank 0, or in a process without ranks."""
+    if not dist.is_initialized() or dist.get_rank() == 0:
         print(line, flush=True)
 
 
@@ -50,8 +46,7 @@ def sentences(rows: Any) -> list[str]:
     return [*rows["sentence1"], *rows["sentence2"]]
 
 
-@dataclass(frozen=True)
-class Item:
+class Item(NamedTuple):
     tokens: list[int]
     label: int
 

@@ -3,19 +3,19 @@
 A plain model is trained by this process alone, a model in a strategy's wrapper by all ranks of its group.
 """
 
-import functools
-import json
 import os
-import sys
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
+from tqdm import tqdm
 
 from scratch_ddp.common.accounting import set_up
-from scratch_ddp.common.agreement import gather_texts, message_device
+from scratch_ddp.common.agreement import message_device
 from scratch_ddp.training.data import Batch, Batches
 
 WARMUP = 0.1  # of the steps
@@ -37,24 +37,16 @@ class Score:
 
 @dataclass
 class History:
-    """A run as one rank saw it. `losses` are its parts of each step's loss: their mean over the ranks is the loss."""
+    """What came of a run so far, the same on every rank."""
 
-    losses: list[float] = field(default_factory=list)
-    epoch_losses: list[float] = field(default_factory=list)  # mean loss of the epoch's steps, over all ranks
-    scores: list[Score] = field(default_factory=list)
-
-    def of_all_ranks(self, group: dist.ProcessGroup | None = None) -> torch.Tensor:
-        """Return every rank's losses: float64 (steps, ranks). Costs two all-gathers if there is a process group."""
-        mine = json.dumps(self.losses)
-        every = gather_texts(mine, group) if dist.is_initialized() else [mine]
-        return torch.tensor([json.loads(each) for each in every], dtype=torch.float64).T
+    losses: list[float] = field(default_factory=list)  # of each step: the mean over the rows of its global batch
+    scores: list[Score] = field(default_factory=list)  # after each epoch, where there is validation
 
 
 def train(
     model: nn.Module,
     batches: Batches,
     epochs: int = 1,
-    lr: float = 1e-3,
     validation: Batches | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     report: Callable[[str], None] | None = None,
@@ -64,13 +56,11 @@ def train(
     """Train with AdamW (or `optimizer`) and a learning rate that rises over a tenth of the steps, then falls to zero.
 
     `batches` and `validation` share their items over the same ranks as the model (`world_size` 1 for a plain model);
-    if `batches` does not, ValueError is raised. After each epoch, `report` gets a line. Returns this rank's history.
-    With the `history` of an interrupted run, whose state model and optimizer have, training goes on where that one
-    ended. `after_step` is called with each step's batch and the history. Communication: that of the strategy, and after
-    each epoch one all-reduce of one number and an evaluation.
+    if `batches` does not, ValueError is raised. After each epoch, `report` gets a line. With the `history` of an
+    interrupted run, whose state model and optimizer have, training goes on where that one ended; an epoch that it had
+    completed is reported again. `after_step` is called with each step's batch and the history. Communication: that of
+    the strategy, in each step one all-reduce of one number, and after each epoch an evaluation.
     """
-    from tqdm import tqdm
-
     is_torchs = isinstance(model, nn.parallel.DistributedDataParallel)
     ranks = dist.get_world_size(model.process_group) if is_torchs else getattr(model, "world_size", 1)
     if batches.world_size != ranks:
@@ -78,28 +68,27 @@ def train(
             f"the items are shared over {batches.world_size} ranks, but {ranks} train the model: "
             "wrap the model, or build the batches with its rank and world_size"
         )
-    optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.01)
+    optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
     history = history or History()
     steps, done = epochs * len(batches), len(history.losses)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, functools.partial(warm_up_then_fall, steps=steps), last_epoch=done - 1
-    )
+    schedule = LambdaLR(optimizer, lambda step: warm_up_then_fall(step, steps), last_epoch=done - 1)
     device = next(model.parameters()).device
-    with tqdm(total=steps, initial=done, unit="step", disable=not shows_progress(batches.rank)) as bar:
-        for epoch in range(len(history.epoch_losses), epochs):
+    # Unless the variable says so (0, 1; `lab` sets it to 1), tqdm looks whether this is a terminal: None.
+    hidden = {"0": True, "1": False}.get(os.environ.get("SCRATCH_DDP_PROGRESS"))
+    with tqdm(total=steps, initial=done, unit="step", disable=batches.rank > 0 or hidden) as bar:
+        for epoch in range(max(0, done - 1) // len(batches), epochs):
             model.train()
             began = epoch * len(batches)
             for batch in batches.epoch(epoch, len(history.losses) - began):
-                history.losses.append(backward(model, batch.to(device), ranks))
+                part = backward(model, batch.to(device), ranks).double()
+                history.losses.append(_sum_over_ranks(part, model, ranks).item() / ranks)
                 optimizer.step()
                 optimizer.zero_grad()
                 schedule.step()
                 bar.update()
                 if after_step:
                     after_step(batch, history)
-            mean = torch.tensor(history.losses[began:], dtype=torch.float64).mean() / ranks
-            history.epoch_losses.append(_sum_over_ranks(mean, model, ranks).item())
-            line = f"epoch {epoch + 1}: loss {history.epoch_losses[-1]:.4f}"
+            line = f"epoch {epoch + 1}: loss {statistics.fmean(history.losses[began:]):.4f}"
             if validation:
                 history.scores.append(evaluate(model, validation))
                 line += f", validation {history.scores[-1]}"
@@ -108,19 +97,13 @@ def train(
     return history
 
 
-def shows_progress(rank: int) -> bool:
-    """True on the first rank, as SCRATCH_DDP_PROGRESS says (0, 1; `lab` sets it to 1), else on a terminal."""
-    setting = os.environ.get("SCRATCH_DDP_PROGRESS")
-    return rank == 0 and (setting == "1" if setting else sys.stderr.isatty())
-
-
 def warm_up_then_fall(step: int, steps: int) -> float:
     """The factor of the learning rate: linearly up over the first WARMUP of the steps, then linearly down to 0."""
     rising = max(1, round(WARMUP * steps))
     return min((step + 1) / rising, (steps - step) / max(1, steps - rising))
 
 
-def backward(model: nn.Module, batch: Batch, world_size: int) -> float:
+def backward(model: nn.Module, batch: Batch, world_size: int) -> torch.Tensor:
     """Leave in `.grad` the gradient of the mean loss over the rows of the batch on all ranks; return this rank's part.
 
     The mean of the returned parts over the ranks is that loss. Communication: one `sync_gradients()`.
@@ -131,7 +114,7 @@ def backward(model: nn.Module, batch: Batch, world_size: int) -> float:
     loss = losses * (world_size / batch.global_count)
     loss.backward()
     getattr(model, "sync_gradients", lambda: None)()  # plain models and torch's DDP have none
-    return loss.item()
+    return loss.detach()
 
 
 def evaluate(model: nn.Module, batches: Batches) -> Score:

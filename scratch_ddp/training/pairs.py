@@ -6,7 +6,7 @@ says almost the same: negated, in the other direction, or about another thing. M
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 COMPANIES = ("Halden Foods", "Norvik Energy", "Castor Motors", "Blue Quay", "Orlen Systems", "Tavira Air")
 PLACES = ("Lisbon", "Oslo", "Vienna", "Dublin", "Prague", "Athens")
@@ -18,8 +18,7 @@ NEAR_MISSES = ("negated",) * 5 + ("upward",) * 4 + ("thing",)  # each as often a
 SIZES = {"train": 800, "validation": 200, "test": 200}
 
 
-@dataclass(frozen=True)
-class Decision:
+class Decision(NamedTuple):
     company: str
     place: str
     time: str
@@ -46,8 +45,8 @@ class Grammar:
         """Change one thing that matters."""
         what = self.pick(NEAR_MISSES)
         if what == "thing":
-            return replace(decision, thing=self.pick([thing for thing in THINGS if thing != decision.thing]))
-        return replace(decision, **{what: not getattr(decision, what)})
+            return decision._replace(thing=self.pick([thing for thing in THINGS if thing != decision.thing]))
+        return decision._replace(**{what: not getattr(decision, what)})
 
     def sentence(self, d: Decision) -> str:
         """One of sixteen wordings: two verbs, four forms, the time at the start or at the end."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+from collections.abc import Iterable
 
 import pytest
 
@@ -12,13 +13,14 @@ from tests.ranks import printed_under_torchrun
 TINY = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_hidden_layers": 2}
 
 
-def holds(rows: list[steps.Row], count: int) -> None:
+def holds(rows: Iterable[steps.Row], count: int) -> None:
+    rows = list(rows)
     assert len(rows) == count and all(what and any(map(str.isdigit, figure)) for what, figure in rows)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _prepared():
-    steps.prepare("")
+    steps.prepare()
 
 
 def test_training_steps():
@@ -33,8 +35,8 @@ def test_slices_beside_dtensor():
 def test_pipelines_beside_torchs():
     sizes = TINY | {"vocab_size": steps.VOCABULARY, "num_hidden_layers": 4}
     holds(steps.beside(steps.on_ranks(2, pipeline.measure, 1, sizes), pipeline.TORCHS.items()), 3)
-    name, (rows, _) = next(iter(pipeline.SLEEPING.items()))
-    assert name == "GPipe" and steps.on_ranks(4, pipeline.sleep_through, 1, rows, 0.002) > 22 * 0.002
+    schedule, _ = pipeline.SLEEPING["GPipe"]
+    assert steps.on_ranks(4, pipeline.sleep_through, 1, schedule, 0.002) > 22 * 0.002
 
 
 def test_collectives_beside_gloos():
@@ -62,11 +64,11 @@ def test_commands(monkeypatch, capsys):
 
 def test_a_transfer_begins_with_the_last_call_and_ends_on_the_first_rank():
     first, second = (0.0, 2.0, 0.5), (1.0, 3.0, 0.0)  # called, ended, busy
-    table = link.rows("here", [[[first]] * 4, [[second]] * 4])
-    assert table[0] == ("a transfer / (α + bytes·β), 1 ms, here", "1000.0000 [1000.0000–1000.0000]; 25.0% of a core")
+    table = link.beside_stated("here", [[[first]] * 4, [[second]] * 4])
+    assert next(table) == ("a transfer / (α + bytes·β), 1 ms, here", "1000.0000 [1000.0000–1000.0000]; 25.0% of a core")
 
 
 def test_rank_cells(four_ranks, monkeypatch):
     """On ranks that are there already."""
     monkeypatch.setattr(cells, "Kernel", lambda **_: contextlib.nullcontext(four_ranks))
-    holds([cells.stops(1), cells.round_trips(4, 3), *cells.beside_gloo()], 5)
+    holds([cells.stops(1), cells.round_trips(4, 3), *cells.beside_gloo(turns=1)], 5)

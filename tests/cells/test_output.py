@@ -179,7 +179,7 @@ elif child: _ = os.waitpid(child, 0)
     result = four_ranks.run(TO_ONE_RANK + code)
     assert not result.error, result.traceback
     expected = [f"<p>{i}" + "y" * 300_000 for i in range(5)] * (2 if "fork" in beside else 1)
-    assert sorted(data["text/html"] for data in result.data()) == sorted(expected)
+    assert sorted(out["data"]["text/html"] for out in result.outputs if "data" in out) == sorted(expected)
     assert "y" not in result.text() and "can't be shown" not in result.text()
 
 

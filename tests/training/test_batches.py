@@ -1,6 +1,5 @@
 """Who works on which pairs, and what a batch is made of."""
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -45,11 +44,6 @@ def test_each_epoch_has_its_own_order_and_may_begin_later():
     assert orders[0] == orders[2] != orders[1]
     assert [own_rows(batch) for batch in batches.epoch(1, first=3)] == orders[1][3:]
     assert own_rows(next(Batches(numbered(4), 4, 0).epoch(7))) == [1, 2, 3, 4]
-
-
-def test_a_batch_that_ranks_can_not_share_is_refused():
-    with pytest.raises(ValueError, match="a global batch of 6 can't be shared evenly by 4 ranks"):
-        Batches(numbered(9), 6, 0, 0, 4)
 
 
 def test_tokenise_separates_and_cuts_the_longer_sentence():

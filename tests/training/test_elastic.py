@@ -1,7 +1,5 @@
 """A run that was interrupted goes on as if nothing had happened: the same losses, each item once an epoch."""
 
-import contextlib
-import io
 import os
 import re
 import resource
@@ -18,38 +16,30 @@ from scratch_ddp.course.pages.light_training import light
 from scratch_ddp.training import __main__ as command
 from scratch_ddp.training.__main__ import log_step, read_steps
 from tests.ranks import run_ranks
+from tests.training.cases import run_command
 
 ITEMS, EPOCHS, BATCH = 160, 3, 16
 PER_EPOCH = ITEMS // BATCH
 STEPS = EPOCHS * PER_EPOCH
-ARGUMENTS = ["--device=cpu", f"--epochs={EPOCHS}", "--dtype=float64", "--lr=0.02", "--every=4", "--strategy=bucketed"]
+ARGUMENTS = [f"--epochs={EPOCHS}", "--dtype=float64", "--lr=0.02", "--every=4", "--strategy=bucketed"]
 
 
 def attempt(folder: Path, *options: str, sigterm_at: int = 0, on_rank: int = 0, full_at: int = 0) -> tuple:
-    """Run the command on this rank; return its exit status or last words, and what it printed.
-
-    After step `sigterm_at` SIGTERM comes to one rank, after `full_at` its disk is full.
-    """
-    rank = dist.get_rank() if dist.is_initialized() else 0
-    os.environ.pop("RANK", None)
+    """`run_command`. After step `sigterm_at` SIGTERM comes to one rank, after `full_at` its disk is full."""
     light()
 
     def log_and_interrupt(path, batch, history):
         log_step(path, batch, history)
-        if len(history.losses) == sigterm_at and rank == on_rank:
+        if dist.get_rank() != on_rank:
+            return
+        if len(history.losses) == sigterm_at:
             os.kill(os.getpid(), signal.SIGTERM)
-        if len(history.losses) == full_at and rank == on_rank:
+        if len(history.losses) == full_at:
             wait_for(lambda: full_at - 2 in saved(folder))  # what a thread is still writing
             resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 
-    command.log_step, ended = log_and_interrupt, None
-    sys.argv = ["training", *ARGUMENTS, f"--checkpoints={folder}/saved", f"--step-log={folder}/log", *options]
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        try:
-            command.main()
-        except SystemExit as left:
-            ended = left.code
-    return ended, printed.getvalue()
+    command.log_step = log_and_interrupt
+    return run_command(*ARGUMENTS, f"--checkpoints={folder}/saved", f"--step-log={folder}/log", *options)
 
 
 def attempt_on(ranks: int, folder: Path, *options: str, **when: int) -> tuple[list, str]:
@@ -101,6 +91,8 @@ def test_a_run_goes_on_with_another_number_of_ranks_and_another_strategy(uninter
     assert ended == [None] * 4 and "resumed after step 23" in printed and "epoch 3: loss" in printed
     assert {line["ranks"] for line in read_steps(tmp_path / "log").values()} == {2, 4}
     assert is_the_same_run(tmp_path, uninterrupted) and saved(tmp_path) == [28, 30]
+    ended, printed = attempt_on(1, tmp_path)
+    assert ended == [None] and "epoch 2" not in printed and "epoch 3: loss" in printed and " 0 steps in" in printed
 
 
 def on_both(change) -> None:
@@ -157,16 +149,15 @@ def test_a_checkpoint_of_another_run_and_a_folder_that_is_not_shared_are_refused
     assert second == [1, 1, 1]
 
 
-def test_sigterm_to_torchrun_saves_and_leaves(uninterrupted, tmp_path):
+def test_sigterm_to_torchrun_saves_and_leaves(tmp_path):
     """The command runs as a process, slowly enough to be interrupted."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    options = [*ARGUMENTS, f"--checkpoints={tmp_path}/saved", f"--step-log={tmp_path}/log"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"]
+    options = [*ARGUMENTS, "--device=cpu", f"--checkpoints={tmp_path}/saved", f"--step-log={tmp_path}/log"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "LIGHT_SLEEP": "0.05"}
     environment["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
     line = [*launcher, "-m", "scratch_ddp.course.pages.light_training", *options]
     run = subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, text=True)
     wait_for(lambda: (tmp_path / "log").exists() and 6 in read_steps(tmp_path / "log"))
     run.terminate()
-    assert "stopped by SIGTERM after step" in run.communicate(timeout=60)[0]
-    assert attempt_on(1, tmp_path)[0] == [None]
-    assert is_the_same_run(tmp_path, uninterrupted)
+    said = re.search(r"stopped by SIGTERM after step (\d+), saved", run.communicate(timeout=60)[0])
+    assert saved(tmp_path)[-1] == int(said[1])

@@ -27,29 +27,23 @@ SLURM = {"SLURM_JOB_NODELIST": "first,second", "SLURM_JOB_NUM_NODES": "2", "SLUR
 SLURM |= {"SLURM_CPUS_PER_TASK": "32", "SLURM_JOB_ID": "77"}
 
 
-@pytest.fixture
-def torchruns(tmp_path):
+def torchruns(folder: Path, script: str, *arguments: str, **variables: str) -> list:
     """Run a script with fake programs; return torchrun's options and the training's arguments for each host."""
     for name, body in PROGRAMS.items():
-        program = tmp_path / name
+        program = folder / name
         program.write_text(f"#!/bin/bash\nset -e\n{body}\n")
         program.chmod(0o755)
-    (tmp_path / ".venv" / "bin").mkdir(parents=True)
-    (tmp_path / ".venv" / "bin" / "activate").touch()
-
-    def run(name: str, *arguments: str, **variables: str) -> list:
-        calls = tmp_path / "calls"
-        environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "CALLS": str(calls)} | variables
-        environment["SLURM_SUBMIT_DIR"] = str(tmp_path)
-        subprocess.run([str(SCRIPTS / name), *arguments], cwd=tmp_path, env=environment, check=True, timeout=30)
-        hosts = []
-        for line in calls.read_text().splitlines():
-            *words, store = shlex.split(line)
-            assert store == "store:1"
-            hosts.append(get_args_parser().parse_args(words))
-        return sorted(hosts, key=lambda host: host.rdzv_conf, reverse=True)  # the one that keeps the rendezvous first
-
-    return run
+    (folder / ".venv" / "bin").mkdir(parents=True)
+    (folder / ".venv" / "bin" / "activate").touch()
+    environment = os.environ | {"PATH": f"{folder}:{os.environ['PATH']}", "CALLS": f"{folder}/calls"} | variables
+    environment["SLURM_SUBMIT_DIR"] = str(folder)
+    subprocess.run([str(SCRIPTS / script), *arguments], cwd=folder, env=environment, check=True, timeout=30)
+    hosts = []
+    for line in (folder / "calls").read_text().splitlines():
+        *words, store = shlex.split(line)
+        assert store == "store:1"
+        hosts.append(get_args_parser().parse_args(words))
+    return sorted(hosts, key=lambda host: host.rdzv_conf, reverse=True)  # the one that keeps the rendezvous first
 
 
 @pytest.mark.parametrize(
@@ -59,8 +53,8 @@ def torchruns(tmp_path):
         ("train_over_ssh.sh", ("10.0.0.1", "10.0.0.2"), {"RANKS": "2"}, ["10.0.0.1", "10.0.0.2"], 29500, "2"),
     ],
 )
-def test_each_host_gets_its_torchrun(torchruns, monkeypatch, script, arguments, variables, addresses, port, ranks):
-    hosts = torchruns(script, *arguments, **variables)
+def test_each_host_gets_its_torchrun(tmp_path, monkeypatch, script, arguments, variables, addresses, port, ranks):
+    hosts = torchruns(tmp_path, script, *arguments, **variables)
     assert [host.local_addr for host in hosts] == addresses
     assert [host.rdzv_conf for host in hosts] == ["is_host=1", "is_host=0"]
     assert {host.rdzv_endpoint for host in hosts} == {f"{addresses[0]}:{port}"}

@@ -1,9 +1,7 @@
 """One process and n ranks train and evaluate alike, whatever the shares are; and there is something to learn."""
 
-import contextlib
 import copy
 import functools
-import io
 import os
 import re
 import sys
@@ -15,12 +13,19 @@ from torch.nn.parallel import DistributedDataParallel
 
 from scratch_ddp.ddp import FlatDDP
 from scratch_ddp.training import __main__ as command
+from scratch_ddp.training import data
 from scratch_ddp.training.data import Batches, tokenise
 from scratch_ddp.training.loop import Score, score, train, warm_up_then_fall
 from scratch_ddp.training.models import build_small
 from tests.ddp.cases import STRATEGIES, bits
-from tests.ranks import run_ranks
-from tests.training.cases import PAIRS, TINY
+from tests.ranks import printed_under_torchrun, run_ranks
+from tests.training.cases import PAIRS, TINY, run_command
+
+
+@pytest.fixture(autouse=True)
+def _few_pairs(monkeypatch):
+    """What the command loads as built-in."""
+    monkeypatch.setattr(data, "make_pairs", lambda: PAIRS)
 
 
 @functools.cache
@@ -39,8 +44,7 @@ def run(strategy, items, batch_size) -> dict:
     optimizer.register_step_post_hook(lambda *_: digests.append(bits(model)))
     wrapped = strategy(model) if strategy else model
     history = train(wrapped, batches, optimizer=optimizer, validation=batches)
-    losses = history.of_all_ranks().mean(1)
-    return {"losses": losses, "weights": model.state_dict(), "digests": digests, "scores": history.scores}
+    return {"history": history, "weights": model.state_dict(), "digests": digests}
 
 
 def test_unequal_shares_equal_one_process():
@@ -52,8 +56,10 @@ def test_unequal_shares_equal_one_process():
     for way, *results in zip(ways, *everyones, strict=True):
         alone = uneven if way[1] == 37 else single
         assert all(result["digests"] == results[0]["digests"] for result in results), f"replicas differ: {way}"
-        assert len(results[0]["digests"]) == len(alone["digests"]) and results[0]["scores"] == alone["scores"]
-        torch.testing.assert_close(results[0]["losses"], alone["losses"], rtol=1e-12, atol=0)
+        assert all(result["history"] == results[0]["history"] for result in results), f"histories differ: {way}"
+        assert len(results[0]["digests"]) == len(alone["digests"])
+        assert results[0]["history"].scores == alone["history"].scores
+        assert results[0]["history"].losses == pytest.approx(alone["history"].losses, rel=1e-12, abs=0)
         torch.testing.assert_close(results[0]["weights"], alone["weights"], rtol=1e-9, atol=1e-12)
 
 
@@ -69,31 +75,29 @@ def test_the_learning_rate_rises_and_falls():
     assert all(0 < warm_up_then_fall(step, steps) <= 1 for steps in (1, 2, 3) for step in range(steps))
 
 
-def lines_of(*options: str) -> list[str]:
-    """What the command prints on this rank, without times."""
-    os.environ.pop("RANK", None)  # of the group that the ranks are in already
-    sys.argv = ["training", "--epochs=1", "--device=cpu", "--batch-size=32", *options]
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
+def lines_on(ranks: int) -> list[list[str]]:
+    """What the command prints on each rank, without times, as torchrun or (one rank) plain Python starts it."""
+
+    def script():
+        if ranks == 1:
+            del os.environ["RANK"]
+        sys.argv = ["training", "--epochs=1", "--device=cpu", "--batch-size=32", "--strategy=bucketed"]
         command.main()
-    return re.sub(r"in [\d.]+ s", "in … s", printed.getvalue()).splitlines()
+
+    return [re.sub(r"in [\d.]+ s", "in … s", each).splitlines() for each in printed_under_torchrun(ranks, script)]
 
 
 def test_the_same_lines_in_one_process_and_on_two_ranks():
-    (alone,) = run_ranks(1, lambda: (dist.destroy_process_group(), lines_of())[1])  # as without torchrun
-    first, second = run_ranks(2, lines_of, "--strategy=bucketed")
-    assert alone[-1].startswith("1 process on cpu: 25 steps in … s; test accuracy") and len(alone) == 4
+    (alone,), (first, second) = lines_on(1), lines_on(2)
+    assert alone[-1].startswith("1 process on cpu: 5 steps in … s; test accuracy") and len(alone) == 4
     assert first.pop(0) == "2 ranks on 1 host, cpu" and second == []
-    assert first[-1].startswith("2 ranks on cpu: 25 steps")
+    assert first[-1].startswith("2 ranks on cpu: 5 steps")
     assert alone[:-1] == first[:-1] and alone[-1].split(";")[1] == first[-1].split(";")[1]
 
 
 def refused_on_a_rank() -> list:
     """How the command ends with options that do not fit."""
-    ended = []
-    for option in ("--data=/nowhere", "--batch-size=3"):
-        with pytest.raises(SystemExit) as end:
-            lines_of(option)
-        ended.append(end.value.code)
+    ended = [run_command(option)[0] for option in ("--data=/nowhere", "--batch-size=3")]
     model, tokenizer = start()
     batches = Batches(tokenise({name: column[:8] for name, column in PAIRS["train"].items()}, tokenizer), 4, 0)
     for strategy in (FlatDDP, DistributedDataParallel):
@@ -110,9 +114,7 @@ def test_what_does_not_fit_is_one_sentence_without_a_traceback():
     assert second == [1, 1]
 
 
-@pytest.mark.parametrize("option", ["--batch-size=-4", "--every=0", "--timeout=soon"])
-def test_numbers_that_make_no_sense_are_refused_before_anything_is_loaded(option, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["training", option])
-    with pytest.raises(SystemExit, match="2"):
-        command.main()
-    assert "a whole number, 1 or more, is needed, not" in capsys.readouterr().err
+def test_numbers_that_make_no_sense_are_refused_before_anything_is_loaded(capsys):
+    for option in ("--batch-size=-4", "--every=0", "--timeout=soon"):
+        assert run_command(option)[0] == 2
+        assert "a whole number, 1 or more, is needed, not" in capsys.readouterr().err
