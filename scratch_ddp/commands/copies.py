@@ -15,7 +15,6 @@ from jupyter_client.kernelspec import get_kernel_spec
 from scratch_ddp.commands.notebooks import COPIES, NOTEBOOKS, find_lesson, lesson_paths
 from scratch_ddp.commands.outputs import KERNELSPEC, clear_outputs, to_text
 
-INSTEAD_OF_SOLUTIONS = "solutions.md"  # scratch_ddp.course.check looks for it
 WHERE_SOLUTIONS_ARE = "Your teacher has the solutions.\n"
 
 
@@ -73,7 +72,7 @@ def hand_out(folder: Path) -> None:
     if folder.exists():
         raise SystemExit(f"{folder} already exists: name a new folder.")
     make_copies(folder)
-    note = folder / INSTEAD_OF_SOLUTIONS
+    note = folder / "solutions.md"  # scratch_ddp.course.check looks for it
     note.write_text(WHERE_SOLUTIONS_ARE)
     print(f"The lessons are in {folder}. Students put this folder into their clone as my_lessons/.")
     print(f"In it, solution(...) prints what {note} says: edit that file.")

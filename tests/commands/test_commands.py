@@ -37,12 +37,12 @@ def test_a_set_up_that_fails_leaves_no_stamp_and_what_no_longer_runs_is_made_ane
     fails.clear()
     for _ in range(2):
         environment.update(venv)
-    assert calls == ["venv", "pip", "pip"]  # it went on where it stopped, once
+    assert calls == ["venv", "pip", "pip", "compileall"]  # it went on where it stopped, once
     environment.python_of(venv).unlink()
     environment.update(venv)
     venv = venv.rename(tmp_path / "moved")
     environment.update(venv)
-    assert calls[3:] == ["venv", "pip"] * 2
+    assert calls[4:] == ["venv", "pip", "compileall"] * 2
 
 
 def test_what_setting_up_refuses(tmp_path):
