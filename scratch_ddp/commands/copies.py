@@ -15,19 +15,18 @@ from jupyter_client.kernelspec import get_kernel_spec
 from scratch_ddp.commands.notebooks import COPIES, NOTEBOOKS, find_lesson, lesson_paths
 from scratch_ddp.commands.outputs import KERNELSPEC, clear_outputs, to_text
 
-INSTEAD_OF_SOLUTIONS = "solutions.md"  # scratch_ddp.course.check looks for it
 WHERE_SOLUTIONS_ARE = "Your teacher has the solutions.\n"
 
 
-def sources(notebooks: Path) -> list[Path]:
+def sources() -> list[Path]:
     """The lessons, the pages that they link to, and the files of the capstone."""
-    return [*lesson_paths(notebooks), *sorted(notebooks.glob("*.md")), *sorted(notebooks.glob("capstone/*.py"))]
+    return [*lesson_paths(), *sorted(NOTEBOOKS.glob("*.md")), *sorted(NOTEBOOKS.glob("capstone/*.py"))]
 
 
-def make_copies(notebooks: Path = NOTEBOOKS, copies: Path = COPIES) -> None:
-    """Copy all that is missing."""
-    for source in sources(notebooks):
-        target = copies / source.relative_to(notebooks)
+def make_copies(folder: Path = COPIES) -> None:
+    """Copy all that is missing in the folder."""
+    for source in sources():
+        target = folder / source.relative_to(NOTEBOOKS)
         if not target.exists():
             copy(source, target)
 
@@ -57,7 +56,7 @@ def main(arguments: list[str]) -> int:
     if options.for_students:
         hand_out(options.for_students)
         return 0
-    named = (source for source in sources(NOTEBOOKS) if options.lesson in (source.stem, source.name))
+    named = (source for source in sources() if options.lesson in (source.stem, source.name))
     source = next(named, None) or find_lesson(options.lesson)
     target = COPIES / source.relative_to(NOTEBOOKS)
     if target.exists():
@@ -68,12 +67,12 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def hand_out(folder: Path, notebooks: Path = NOTEBOOKS) -> None:
+def hand_out(folder: Path) -> None:
     """Make a new folder with copies of everything, and the file that `solution` prints there instead."""
     if folder.exists():
         raise SystemExit(f"{folder} already exists: name a new folder.")
-    make_copies(notebooks, folder)
-    note = folder / INSTEAD_OF_SOLUTIONS
+    make_copies(folder)
+    note = folder / "solutions.md"  # scratch_ddp.course.check looks for it
     note.write_text(WHERE_SOLUTIONS_ARE)
     print(f"The lessons are in {folder}. Students put this folder into their clone as my_lessons/.")
     print(f"In it, solution(...) prints what {note} says: edit that file.")

@@ -39,7 +39,6 @@ def enter(arguments: list[str]) -> None:
     if Path(sys.prefix).resolve() == venv.resolve():
         os.environ.update(variables(venv))
         return
-    sys.stdout.flush()
     python = str(python_of(venv))
     os.execv(python, [python, "-m", "scratch_ddp"] + list(arguments))
 
@@ -85,12 +84,14 @@ def update(venv: Path, requirements: Path = REQUIREMENTS) -> None:
         print(f"Making a virtual environment in {venv} …", flush=True)
         create(venv)
     print(f"Installing {requirements.relative_to(ROOT)} (the first time this takes some minutes) …", flush=True)
-    command = [python, "-m", "pip", "install", "--disable-pip-version-check", "-r", str(requirements)]
+    command = [python, "-m", "pip", "install", "--disable-pip-version-check", "--no-compile", "-r", str(requirements)]
     if subprocess.call(command, cwd=str(ROOT)) != 0:  # in ROOT, for the line `-e .`
         raise SystemExit(
             f"pip could not install {requirements.name} (the reason is above). Check the network, and "
             "that 3 GB are free. Then run the same command again: it continues where it stopped."
         )
+    # pip would compile on one core only. A file that can't be compiled is no failure: some packages ship such ones.
+    subprocess.call([python, "-m", "compileall", "-qq", "-j", "0", str(venv / "lib")])
     (venv / STAMP).write_text(json.dumps(wanted))
 
 

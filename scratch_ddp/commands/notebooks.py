@@ -17,18 +17,18 @@ COPIES = ROOT / "my_lessons"  # beside the originals, so that ../assets/… is t
 EXERCISE = "exercise:"  # a cell tagged `exercise:NAME` holds the stub of exercise NAME, and nothing else
 
 
-def lesson_paths(folder: Path = NOTEBOOKS) -> list[Path]:
-    """The notebooks of a folder, in the order of their numbers: 14_….ipynb, then 14b_….ipynb."""
-    return sorted(path for path in folder.glob("*.ipynb") if re.match(r"\d\d[a-z]?_", path.name))
+def lesson_paths() -> list[Path]:
+    """The lessons in the order of their numbers: 14_….ipynb, then 14b_….ipynb."""
+    return sorted(path for path in NOTEBOOKS.glob("*.ipynb") if re.match(r"\d\d[a-z]?_", path.name))
 
 
-def find_lesson(name: str, folder: Path = NOTEBOOKS) -> Path:
+def find_lesson(name: str) -> Path:
     """The lesson that `2`, `02`, `02_inside_all_reduce`, its file name or its path means; `14b` is not `14`."""
     stem = Path(name).name.removesuffix(".ipynb")
-    for path in lesson_paths(folder):
+    for path in lesson_paths():
         if stem == path.stem or stem.zfill(2) == path.stem.partition("_")[0]:
             return path
-    raise SystemExit(f"There is no lesson {name!r}. The lessons: {', '.join(p.stem for p in lesson_paths(folder))}.")
+    raise SystemExit(f"There is no lesson {name!r}. The lessons: {', '.join(p.stem for p in lesson_paths())}.")
 
 
 class _OverUnixSockets:

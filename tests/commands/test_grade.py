@@ -31,34 +31,25 @@ def test_what_a_check_says_becomes_a_verdict(said, status, lines):
     assert grading.verdict(cell) == (NOT_REACHED, [])
 
 
-# The notebooks below have a check of their own, so that they need no ranks.
-OWN_CHECK = "def check(f):\n    print(f())\n"
-
-
-def test_grading_goes_on_after_cells_that_fail_or_never_end(tmp_path):
-    cells = [OWN_CHECK, "def a(): return '✓ value'", "check(a)", "raise RuntimeError('mine')"]
-    cells += ["def b(): return '✗ cost    4 messages, budget 3'", "check(b)", "check(never_defined)"]
-    cells += ["# check(no)\nimport time\ntime.sleep(60)", "def c(): return 'not written yet'\ncheck(c)"]
-    mine = save(tmp_path / "00_mine.ipynb", *cells)
-    before = mine.read_bytes()
-    graded = grading.grade(mine, cell_timeout=2)
-    assert mine.read_bytes() == before
-    verdicts = {each.name: each.status for each in graded}
-    assert verdicts == {"a": HOLDS, "b": FAILS, "never_defined": FAILS, "c": NOT_WRITTEN}
-    table = grading.as_text(mine, graded)
-    assert "4 messages, budget 3" in table and "1 of 4 exercises hold." in table
-
-
-def test_a_kernel_that_dies_or_a_file_that_is_no_notebook_does_not_end_the_grading(tmp_path, capsys):
-    dies = save(tmp_path / "anna.ipynb", OWN_CHECK, "import os\nos._exit(3)", "check(f)")
+def test_grading_goes_on_after_what_fails_never_ends_dies_or_is_no_notebook(tmp_path, capsys):
+    own = "def check(f):\n    print(f())\n"  # a check that needs no ranks
+    dies = save(tmp_path / "anna.ipynb", own, "import os\nos._exit(3)", "check(f)")
     notebook = nbformat.read(dies, as_version=4)
     notebook.cells[2].outputs = [stream("✓ value\n")]  # what an earlier run saved does not count
     dies.write_text(outputs.to_text(notebook))
     (tmp_path / "ben.ipynb").write_text("not json")
-    holds = save(tmp_path / "cem.ipynb", OWN_CHECK, "def f(): return '✓ value'\ncheck(f)")
-    assert grading.main([str(holds)]) == 0 and f"{holds}: 1 of 1 exercises hold." in capsys.readouterr().out
-    files = [dies, tmp_path / "ben.ipynb", tmp_path / "nowhere.ipynb", holds]
-    assert grading.main([*map(str, files)]) == 1
+    cells = [own, "def a(): return '✓ value'", "check(a)", "raise RuntimeError('mine')"]
+    cells += ["def b(): return '✗ cost    4 messages, budget 3'", "check(b)", "check(never_defined)"]
+    cells += ["# check(no)\nimport time\ntime.sleep(60)", "def c(): return 'not written yet'\ncheck(c)"]
+    mine = save(tmp_path / "cem.ipynb", *cells)
+    files = [dies, tmp_path / "ben.ipynb", tmp_path / "nowhere.ipynb", mine]
+    before = mine.read_bytes()
+    assert grading.main(["--cell-timeout", "2", *map(str, files)]) == 1
+    assert mine.read_bytes() == before
     anna, *others, cem = capsys.readouterr().out.strip().split("\n\n")
-    assert "kernel died" in anna and NOT_REACHED in anna and f"{dies}: 0 of 1" in anna and f"{holds}: 1 of 1" in cem
+    assert "kernel died" in anna and f"{NOT_REACHED} f" in anna and f"{dies}: 0 of 1 exercises hold." in anna
     assert len(others) == 2 and all("can't be graded" in each for each in others)
+    verdicts = [f"{HOLDS:12}a", f"{FAILS:12}b", f"{FAILS:12}never_defined", "not written c"]
+    said = [line for line in cem.splitlines() if not line.startswith(" ")]
+    assert said == [*verdicts, f"{mine}: 1 of 4 exercises hold."]
+    assert "4 messages, budget 3" in cem
