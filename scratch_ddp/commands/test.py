@@ -10,14 +10,12 @@ from scratch_ddp.commands.environment import ROOT
 PYTEST = [sys.executable, "-m", "pytest", "-q"]
 # A test starts two to four ranks, which wait for one another most of the time.
 SIDE_BY_SIDE = [*PYTEST, f"-n{max(3, (os.cpu_count() or 2) // 2)}"]
-SOLVED = "tests/notebooks/test_solved.py"
 CHECKS = {
     "ruff check": [sys.executable, "-m", "ruff", "check", "."],
     "ruff format": [sys.executable, "-m", "ruff", "format", "--check", "."],
-    "tests": [*SIDE_BY_SIDE, "--dist=worksteal", "-m", "not measures_time", f"--ignore={SOLVED}", "tests"],
+    "tests": [*SIDE_BY_SIDE, "--dist=worksteal", "-m", "not measures_time", "tests"],
     "tests that measure time": [*PYTEST, "-m", "measures_time", "tests"],
     "lessons (strict nbval)": [*SIDE_BY_SIDE, "--dist=loadfile", "--nbval", "notebooks"],
-    "lessons, with answers": [*SIDE_BY_SIDE, "--dist=worksteal", SOLVED],
 }
 
 
