@@ -32,7 +32,7 @@ def test_with_the_reference_answers_every_check_of_the_lesson_passes(path, _shar
 
 
 def run(kernel: Kernel, cells: list[NotebookNode]) -> None:
-    """Run cells in a kernel that all lessons share; what they define is on their own ranks."""
+    """Run cells in a kernel that lessons share; each has ranks of its own, and what it defines is on these."""
     try:
         for number, cell in enumerate(cells, start=1):
             result = kernel.run(cell.source, timeout=120)
@@ -41,13 +41,14 @@ def run(kernel: Kernel, cells: list[NotebookNode]) -> None:
             cell.outputs = [{"output_type": output["type"], **output} for output in result.outputs]
     finally:
         kernel.run("%dist_shutdown")
-        kernel.run("%reset -f")
 
 
 def cells_about_exercises(notebook: NotebookNode) -> list[NotebookNode]:
     """The cells that start and end ranks, check an exercise, and the last above them to define what they use."""
     needed, kept, ranks = set(), [], ""
     for cell in reversed([cell for cell in notebook.cells if cell.cell_type == "code"]):
+        if cell.source.startswith("%%writefile"):
+            continue  # what it defines is in a file
         defined, used = names_in(cell.source)
         about_ranks = cell.source.startswith(RANKS)
         if about_ranks and cell.source == ranks:
