@@ -25,7 +25,7 @@ def pytest_collection_finish():
 def _shared_kernel():
     from tests.kernel import Kernel
 
-    with Kernel() as kernel:
+    with Kernel(env={"SCRATCH_DDP_PRELOAD": "scratch_ddp.course torch._dynamo"}) as kernel:  # once, not on each rank
         kernel.run("%load_ext scratch_ddp")
         yield kernel
 
@@ -39,9 +39,16 @@ def _shared_cluster(_shared_kernel):
 
 
 @pytest.fixture
+def bare(_shared_kernel):
+    """A kernel with the extension and no ranks."""
+    _shared_kernel.run("%dist_shutdown")
+    return _shared_kernel
+
+
+@pytest.fixture
 def four_ranks(_shared_cluster):
-    """A kernel with four ranks, shared by many tests; started anew if the test before has lost one."""
-    if _shared_cluster.run("pass").error:
+    """A kernel with four ranks, shared by many tests; started anew if the test before has lost one, or ended them."""
+    if _shared_cluster.run("%%rank [0]\npass").error:
         _shared_cluster.run("%dist_reset")
         _start_ranks(_shared_cluster)
     return _shared_cluster

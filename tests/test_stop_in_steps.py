@@ -77,7 +77,7 @@ def stop(kernel, code: str) -> None:
     began = time.monotonic()
     kernel.interrupt()
     message = kernel.finish(running).message
-    assert "All variables are kept" in message and time.monotonic() - began < 3, message
+    assert "All variables are kept" in message and time.monotonic() - began < 6, message
 
 
 @pytest.mark.parametrize("kind", MODELS)

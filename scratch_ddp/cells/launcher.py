@@ -1,14 +1,16 @@
 """The process that starts ranks, reports their deaths, and ends them when the kernel is gone.
 
-It imports torch once, and every rank is a fork of it, so a cluster starts in a fraction of a second. Forking is safe
-because the launcher never runs a learner's code, starts no thread and never touches a GPU. Where forking after an
-import is not safe (macOS), each rank is a fresh Python that imports torch itself.
+It imports torch once, and the modules that SCRATCH_DDP_PRELOAD names. Every rank is a fork of it, so a cluster starts
+in a fraction of a second. Forking is safe because the launcher never runs a learner's code, starts no thread and never
+touches a GPU. Where forking after an import is not safe (macOS), each rank is a fresh Python that imports torch itself.
 
 The ranks are its children. The number of a child is not reused before the launcher has collected its exit status, so
 a signal never reaches a process of anybody else. A launcher that dies takes its ranks with it.
 """
 
 import contextlib
+import gc
+import importlib
 import json
 import os
 import select
@@ -42,7 +44,13 @@ def main(descriptor: str, kernel: str, folder: str) -> None:
         if os.getppid() != int(kernel):
             leave(folder)
         if can_fork():
+            gc.disable()
             import scratch_ddp.cells.rank.worker  # noqa: F401  (with torch and IPython: what every rank needs)
+
+            for module in os.environ.get("SCRATCH_DDP_PRELOAD", "").split():
+                importlib.import_module(module)
+            gc.freeze()  # or each rank's collections would go through all of torch, and copy it
+            gc.enable()
         gpu_count = count_gpus()
         processes.die_with_parent(0)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -15,7 +15,7 @@ def plain(text: str) -> str:
     return re.sub(r"\x1b\[[\d;]*m", "", text)
 
 
-def stopped(kernel, code, after=0.5, error=True, limit=3):
+def stopped(kernel, code, after=0.5, error=True, limit=6):
     """Press Stop `after` seconds into a cell; it must end within `limit` seconds of that."""
     button = threading.Timer(after, kernel.interrupt)
     button.start()

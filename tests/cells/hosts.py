@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import psutil
 
 from tests import namespaces
-from tests.kernel import Kernel, Result
+from tests.kernel import Kernel
 
 JOIN = (sys.executable, "-m", "scratch_ddp.cells.join", "-")
 
@@ -69,7 +69,7 @@ class HostsOfKernel:
     def __init__(self, kernel: Kernel, address: str = "127.0.0.1", start=by_hand):
         self.kernel, self.address, self.start = kernel, address, start
         self.agents: list[Agent] = []
-        self.ticket = ""
+        self.ticket = self.told = ""
 
     def open(self, options: str = "-n 2") -> str:
         """Begin %dist_init, up to the ticket. Returns the message id of the cell, for `Kernel.finish`."""
@@ -77,12 +77,12 @@ class HostsOfKernel:
         self.ticket = self.kernel.await_text(cell, r"join - <<< (\S+)\n")[1]
         return cell
 
-    def init(self, options: str = "-n 2") -> Result:
+    def init(self, options: str = "-n 2") -> None:
         cell = self.open(options)
         self.agents = self.start(self.ticket)
         result = self.kernel.finish(cell, 120)
         assert not result.error, result.traceback + "".join(str(agent.finish()) for agent in self.agents)
-        return result
+        self.told = result.text()
 
     def family(self) -> list[int]:
         return [pid for agent in self.agents for pid in agent.family()]

@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 
 import psutil
-import pytest
 
 from tests.kernel import Kernel, alive, wait_until_gone
 
@@ -50,11 +49,11 @@ def test_a_rank_killed_while_idle_is_named_at_the_next_cell(four_ranks):
     time.sleep(0.05)
     result = four_ranks.run("print('never')")
     assert "rank 2 was ended by SIGKILL (somebody ended it, or the machine ran out of memory)" in result.message
-    assert "%dist_init starts a new one" in result.message and result.seconds < 1 and not result.text()
+    assert "%dist_init starts a new one" in result.message and result.seconds < 5 and not result.text()
     assert "SIGKILL" in four_ranks.run("%dist_status").text()
     assert "Ranks 0–3 ready" in four_ranks.run("%dist_init -n 4").text()
     assert len(four_ranks.pids()) == 4
-    wait_until_gone(pids, 1)
+    wait_until_gone(pids, 10)
 
 
 def test_a_rank_killed_inside_a_collective_is_named_with_its_call_and_its_last_words(four_ranks):
@@ -65,7 +64,7 @@ def test_a_rank_killed_inside_a_collective_is_named_with_its_call_and_its_last_w
     assert "rank 1 was ended by SIGKILL" in result.message
     assert "its last call: all_reduce (SUM) of 3 × float32" in result.message
     assert "── last output of rank 1 ──\nfamous last words" in result.traceback
-    assert result.seconds < 1.5
+    assert result.seconds < 5
 
 
 # Everything ends
@@ -90,65 +89,64 @@ def test_shutdown_reset_and_restart_leave_nothing(tmp_path):
     with two_ranks(env={"TMPDIR": str(tmp_path)}) as kernel:
         ended = [*kernel.pids(), *start_family(kernel)]
         assert kernel.run("%dist_shutdown").text() == "Ranks 0–1 ended.\n"
-        wait_until_gone(ended, 2)
+        wait_until_gone(ended, 10)
         kernel.run("%dist_init -n 2")
         ended = kernel.pids()
         assert kernel.run("%dist_reset").text() == "Ranks 0–1 ended.\n"
-        wait_until_gone(ended, 2)
+        wait_until_gone(ended, 10)
         kernel.run("%dist_init -n 2")
         ended = [*kernel.pids(), *start_family(kernel), launcher_of(kernel)]
         assert folders(tmp_path)
         kernel.restart()
-        wait_until_gone(ended, 2)
+        wait_until_gone(ended, 10)
         assert not folders(tmp_path)
         kernel.run("%load_ext scratch_ddp")
         assert "Ranks 0–1 ready" in kernel.run("%dist_init -n 2").text()
         ended = [*kernel.pids(), launcher_of(kernel)]
-    wait_until_gone(ended, 2)
+    wait_until_gone(ended, 10)
     assert not folders(tmp_path)
 
 
-def test_stop_while_ranks_start_leaves_none():
-    with Kernel() as kernel:
-        kernel.run("%load_ext scratch_ddp")
-        kernel.run("%dist_init -n 1")
-        launcher = psutil.Process(launcher_of(kernel))
-        kernel.run("%dist_reset")
-        for after in (0.02, 0.1, 0.3):
-            cell = kernel.start("%dist_init -n 24")
-            time.sleep(after)
-            kernel.interrupt()
-            assert kernel.finish(cell).error["ename"] in ("RankInterrupt", "KeyboardInterrupt")
-            wait_until_gone([child.pid for child in launcher.children()], 2)
-        assert kernel.run("%dist_status").text() == "No ranks are running.\n"
-        assert "Rank 0 ready" in kernel.run("%dist_init -n 1").text()
+def test_stop_while_ranks_start_leaves_none(bare):
+    bare.run("%dist_init -n 1")
+    launcher = psutil.Process(launcher_of(bare))
+    bare.run("%dist_reset")
+    for after in (0.02, 0.1, 0.3):
+        cell = bare.start("%dist_init -n 24")
+        time.sleep(after)
+        bare.interrupt()
+        assert bare.finish(cell).error["ename"] in ("RankInterrupt", "KeyboardInterrupt")
+        wait_until_gone([child.pid for child in launcher.children()], 10)
+    assert bare.run("%dist_status").text() == "No ranks are running.\n"
+    assert "Rank 0 ready" in bare.run("%dist_init -n 1").text()
+    bare.run("%dist_shutdown")
 
 
 def killed(kernel: Kernel, place: Path, ended: list[int]) -> None:
     """Kill a kernel and see that these processes end, and that nothing is left in its TMPDIR."""
     assert folders(place)
     kernel.kill()
-    wait_until_gone(ended, 2)
+    wait_until_gone(ended, 10)
     assert not folders(place)
     kernel.client.stop_channels()
     kernel.manager.cleanup_resources()
 
 
-@pytest.mark.parametrize("busy", ["", "dist.recv(torch.ones(1), src=1) if rank == 0 else sum(iter(int, 1))"])
-def test_a_killed_kernel_leaves_nothing(tmp_path, busy):
-    kernel = Kernel(cluster=2, env={"TMPDIR": str(tmp_path)}).__enter__()
+def test_a_killed_kernel_leaves_nothing(tmp_path):
+    """Whether a rank waits for another, computes, or has nothing to do."""
+    kernel = Kernel(cluster=3, env={"TMPDIR": str(tmp_path)}).__enter__()
     ended = [*kernel.pids(), *start_family(kernel), launcher_of(kernel)]
-    if busy:
-        kernel.start(busy)
-        time.sleep(0.3)
+    kernel.start("if rank == 0: dist.recv(torch.ones(1), src=1)\nwhile rank == 1: pass")
+    time.sleep(0.3)
     killed(kernel, tmp_path, ended)
 
 
-def test_a_kernel_that_is_killed_while_the_launcher_imports_torch_leaves_nothing(tmp_path):
-    kernel = Kernel(env={"TMPDIR": str(tmp_path)}).__enter__()
+def test_a_kernel_that_is_killed_while_the_launcher_imports_leaves_nothing(tmp_path):
+    (tmp_path / "endless.py").write_text("import time\ntime.sleep(600)")
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    kernel = Kernel(env={"TMPDIR": str(tmp_path), "PYTHONPATH": path, "SCRATCH_DDP_PRELOAD": "endless"}).__enter__()
     kernel.run("%load_ext scratch_ddp")
     launcher = launcher_of(kernel)
-    assert "0 GPUs" not in kernel.run("%dist_debug").text(), "the launcher is ready already"
     time.sleep(0.3)
     killed(kernel, tmp_path, [launcher])
 
@@ -159,7 +157,7 @@ def test_a_killed_launcher_takes_everything_with_it_and_is_started_anew(tmp_path
         ended = [*kernel.pids(), *start_family(kernel, own_session=False), launcher]
         assert folders(tmp_path)
         os.kill(launcher, signal.SIGKILL)
-        wait_until_gone(ended, 2)
+        wait_until_gone(ended, 10)
         assert not folders(tmp_path)
         assert "ended with the process that starts ranks" in kernel.run("print('never')").message
         assert "Ranks 0–1 ready" in kernel.run("%dist_init -n 2", timeout=90).text()

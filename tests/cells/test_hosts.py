@@ -12,39 +12,34 @@ from tests.cells.test_output import (  # noqa: F401  these run here as well
     test_twenty_runs_give_one_text,
 )
 from tests.cells.test_stop import test_a_loop_ends_in_the_same_step_on_all_ranks  # noqa: F401
-from tests.kernel import Kernel, wait_until_gone
+from tests.kernel import wait_until_gone
 
 
 @pytest.fixture(scope="module")
-def hosts():
-    with Kernel() as kernel:
-        kernel.run("%load_ext scratch_ddp")
-        started = HostsOfKernel(kernel)
-        try:
-            yield started
-        finally:
-            started.end()
+def hosts(_shared_kernel):
+    started = HostsOfKernel(_shared_kernel)
+    yield started
+    _shared_kernel.run("%dist_shutdown")
+    started.end()
 
 
 @pytest.fixture
 def four_ranks(hosts):
     """The kernel, whose ranks 0–1 are on one host and 2–3 on the other."""
-    if not hosts.agents or hosts.kernel.run("pass").error:
+    if not hosts.agents or hosts.kernel.run("%%rank [0]\npass").error:
         hosts.end()
         hosts.kernel.run("%dist_reset")
         hosts.init()
     return hosts.kernel
 
 
-def test_hosts_join_and_the_ticket_is_used_once(hosts):
-    hosts.end()
-    hosts.kernel.run("%dist_reset")
-    told = hosts.init().text()
+def test_hosts_join_and_the_ticket_is_used_once(hosts, four_ranks):
+    told = hosts.told
     assert "(127.0.0.2, no GPU) has joined" in told and "(127.0.0.3, no GPU) has joined" in told
     assert "Ranks 0–3 ready, over gloo: ranks 0–1 on" in told and "ranks 2–3 on" in told
     used = subprocess.run(JOIN, input=hosts.ticket, capture_output=True, text=True, timeout=30)
     assert used.returncode == 1 and "the ticket has been used" in used.stdout and not used.stderr
-    assert hosts.kernel.run("dist.all_reduce(x := torch.tensor([rank])); x.item()").text() == "6   ← ranks 0–3\n"
+    assert four_ranks.run("dist.all_reduce(x := torch.tensor([rank])); x.item()").text() == "6   ← ranks 0–3\n"
 
 
 def test_each_rank_knows_its_place(four_ranks):
@@ -77,8 +72,9 @@ def test_a_rank_that_crashes_is_named_and_shutdown_leaves_nothing(hosts, four_ra
     assert "── last output of rank 3 ──\nlast words" in result.traceback
     family = hosts.family()
     assert four_ranks.run("%dist_shutdown").text() == "Ranks 0–3 ended.\n"
-    wait_until_gone(family, 2)
+    wait_until_gone(family, 10)
     for agent in hosts.agents:
         status, text = agent.finish()
         assert status == 0 and "the notebook has let this host go" in text
     assert "Ranks 0–1 ready" in four_ranks.run("%dist_init -n 2").text()  # here, after a cluster of other hosts
+    four_ranks.run("%dist_shutdown")

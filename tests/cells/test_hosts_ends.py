@@ -15,13 +15,6 @@ TALK = "import time\nwhile True:\n    time.sleep(0.05)\n    dist.all_reduce(torc
 SUM = "dist.all_reduce(x := torch.tensor([rank])); x.item()"
 
 
-@pytest.fixture(scope="module")
-def kernel():
-    with Kernel() as started:
-        started.run("%load_ext scratch_ddp")
-        yield started
-
-
 def started(kernel, start, **options):
     hosts = HostsOfKernel(kernel, start=start, **options)
     hosts.init()
@@ -35,9 +28,9 @@ def by_torchrun(ticket):
     return [Agent([*torchrun, "--node-rank", str(node), *JOIN[1:]], ticket) for node in (1, 0)]
 
 
-def test_under_torchrun_and_an_agent_that_is_killed(kernel):
+def test_under_torchrun_and_an_agent_that_is_killed(bare):
     """Nodes are in torchrun's order, its variables are not the ranks'; a lost agent is named and its ranks end."""
-    hosts = started(kernel, by_torchrun)
+    kernel, hosts = bare, started(bare, by_torchrun)
     foreign = "[name for name in os.environ if name.startswith(('TORCHELASTIC', 'MASTER'))]"
     code = f"import os\nprint(os.environ['RANK'], {foreign})"
     assert kernel.run(code).text().splitlines()[3] == "3 []   ← rank 3"
@@ -49,8 +42,8 @@ def test_under_torchrun_and_an_agent_that_is_killed(kernel):
     os.kill(agent, signal.SIGKILL)
     message = kernel.finish(cell).message
     assert "rank 2 was lost with host" in message
-    assert "rank 3 was lost with host" in message and "rank 0" not in message and time.monotonic() - began < 2
-    wait_until_gone([pid for pid in family if pid != second.process.pid], 2)
+    assert "rank 3 was lost with host" in message and "rank 0" not in message and time.monotonic() - began < 4
+    wait_until_gone([pid for pid in family if pid != second.process.pid], 10)
     assert "The cluster can't go on: %dist_init starts a new one" in kernel.run("1").message
     kernel.run("%dist_shutdown")
     hosts.end()
@@ -83,7 +76,7 @@ def test_a_killed_kernel_leaves_nothing_on_any_host():
     kernel.start(TALK)
     time.sleep(0.5)
     kernel.kill()
-    wait_until_gone(family, 2)
+    wait_until_gone(family, 10)
     assert all("the notebook was lost" in agent.finish()[1] for agent in hosts.agents)
     kernel.client.stop_channels()
     kernel.manager.cleanup_resources()

@@ -15,14 +15,6 @@ from tests.processes import listening_addresses, listening_beyond_loopback
 NO_RANKS = "no ranks are running. %dist_init -n 4 starts four."
 
 
-@pytest.fixture(scope="module")
-def bare():
-    """A kernel with the extension and no ranks."""
-    with Kernel() as kernel:
-        kernel.run("%load_ext scratch_ddp")
-        yield kernel
-
-
 @pytest.mark.parametrize(
     ("cell", "message"),
     [

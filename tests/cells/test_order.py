@@ -6,7 +6,7 @@ import select
 import threading
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scratch_ddp.cells.kernel.output import ERR, OUT, RankOutput
@@ -52,6 +52,7 @@ texts = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=
 sayings = st.lists(st.tuples(st.sampled_from(["stdout", "stderr", "display"]), texts), max_size=8)
 
 
+@settings(max_examples=50)
 @given(sayings, st.data())
 def test_any_chunking_of_the_pipe_gives_what_was_said_in_its_order(said, data):
     left = record(said)

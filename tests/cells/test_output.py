@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from tests.cells.cases import assert_next_works, stopped
-from tests.kernel import Result
+from tests.kernel import Result, wait_until_gone
 
 TO_ONE_RANK = "%%rank [1]\n"
 
@@ -188,23 +188,28 @@ def test_a_cell_that_assigns_stdout_silences_no_later_cell(four_ranks):
     assert say(four_ranks, "print('heard')") == "heard   ← ranks 0–3\n"
 
 
-def test_late_output_says_whose_it_is(four_ranks):
+def test_late_output_says_whose_it_is(four_ranks, tmp_path):
     late = """
 import threading, time
+from IPython.display import HTML
+go = threading.Event()
 def speak():
-    time.sleep(0.4)
+    go.wait()
     print("from a thread")
     display(HTML("<i>figure</i>"))
-from IPython.display import HTML
-threading.Thread(target=speak).start()
+speaker = threading.Thread(target=speak)
+speaker.start()
 """
     say(four_ranks, late)
-    text = say(four_ranks, "import time\ntime.sleep(0.8)\nprint('the next cell')")
+    text = say(four_ranks, "go.set()\nspeaker.join()\ntime.sleep(0.5)\nprint('the next cell')")
     label = re.search(r"\(late output of ranks 0–3 from cell \[(\d+)\]\)\nfrom a thread\n<a display>", text)
     assert label and text.startswith("the next cell   ← ranks 0–3\n")
-    os_level = "import subprocess\n_ = subprocess.Popen(['sh', '-c', 'sleep 0.3; echo from a child'])"
-    say(four_ranks, TO_ONE_RANK + os_level)
-    time.sleep(0.6)
+    os_level = "import subprocess\nprint(subprocess.Popen(['sh', '-c', '{}; echo from a child']).pid)"
+    os_level = os_level.format(f"until [ -e {tmp_path}/go ]; do sleep 0.1; done")
+    child = int(say(four_ranks, TO_ONE_RANK + os_level).split()[0])
+    (tmp_path / "go").touch()
+    wait_until_gone([child], 10)
+    time.sleep(0.3)
     text = say(four_ranks, "print('another')")
     assert "(late output of rank 1 from cell [" in text and "from a child" in text
 

@@ -69,10 +69,10 @@ except KeyboardInterrupt:
 @pytest.mark.parametrize("program", [TRAINING, MESH, CHAIN], ids=["training", "mesh", "chain"])
 def test_a_loop_ends_in_the_same_step_on_all_ranks(four_ranks, program):
     assert not four_ranks.run(f"import time\nseconds = 0\n{program}\nstep()").error
-    for turn in range(4):
-        handled = stopped(four_ranks, HANDLED, after=0.2 + 0.05 * turn, error=False)
+    for after in (0.2, 0.33):
+        handled = stopped(four_ranks, HANDLED, after, error=False)
         assert handled.status == "ok" and handled.text() == "saved True   ← ranks 0–3\n", handled.traceback
-        bare = stopped(four_ranks, "while True: step()", after=0.2 + 0.05 * turn)
+        bare = stopped(four_ranks, "while True: step()", after)
         assert "All variables are kept" in bare.message and "differ" not in bare.message
         assert "renewed" not in bare.message
         again = four_ranks.run("together = equal()\nstep()\nprint(together)")
@@ -81,7 +81,7 @@ def test_a_loop_ends_in_the_same_step_on_all_ranks(four_ranks, program):
 
 def test_who_handles_a_stop_has_time_until_the_second(four_ranks):
     four_ranks.run(f"import time\nseconds = 3\n{MESH}")
-    handled = stopped(four_ranks, HANDLED, error=False, limit=6)
+    handled = stopped(four_ranks, HANDLED, error=False, limit=9)
     assert handled.status == "ok" and handled.text() == "saved True   ← ranks 0–3\n"
     four_ranks.run("seconds = 600")
     cell = four_ranks.start(HANDLED)
@@ -97,7 +97,7 @@ def test_ranks_that_come_too_late_are_stopped_where_they_are(four_ranks):
     """What they call in a handler would not fit together, and is refused."""
     code = "try:\n    dist.barrier()\n    if rank == 3: time.sleep(60)\n    dist.barrier()\n"
     code += "except KeyboardInterrupt:\n    dist.barrier()"
-    message = stopped(four_ranks, f"import time\n{code}", limit=6).message
+    message = stopped(four_ranks, f"import time\n{code}", limit=9).message
     assert "raised RuntimeError: the ranks were stopped at different places" in message
     assert_next_works(four_ranks)
 

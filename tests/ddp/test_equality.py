@@ -1,7 +1,5 @@
 """n ranks do what one process would have done: step by step, in float64, whatever the model is like."""
 
-import functools
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -14,9 +12,11 @@ from tests.ranks import in_turn
 
 @pytest.mark.parametrize(("world_size", "micro_batches"), [(1, 1), (2, 2), (3, 1)])
 def test_equals_one_process(world_size, micro_batches):
-    compare = functools.partial(compare_with_one_process, micro_batches=micro_batches)
-    in_turn(world_size, compare, [(strategy, case) for strategy in STRATEGIES for case in CASES])
-    in_turn(world_size, functools.partial(compare, frozen_from=1), [(strategy, "mlp") for strategy in STRATEGIES])
+    def compare(strategy, case, frozen_from=None):
+        compare_with_one_process(strategy, case, micro_batches=micro_batches, frozen_from=frozen_from)
+
+    cases = [*((case,) for case in CASES), ("mlp", 1)]
+    in_turn(world_size, compare, [(strategy, *case) for strategy in STRATEGIES for case in cases])
 
 
 def awkward_numbers(strategy) -> tuple:

@@ -55,12 +55,8 @@ TWICE = {"micro_batches": 2}
 RUNS = {  # on how many ranks, which cases with which settings
     1: runs(HARDEST),
     2: [
-        *(runs(CASES) + runs(HARDEST, free_after_forward=False) + runs(HARDEST, prefetch=0)),
-        *(
-            runs(HARDEST, TWICE, prefetch=2)
-            + runs(HARDEST, units=[torch.nn.Linear])
-            + runs(["mlp"], {"frozen_from": 1})
-        ),
+        *(runs(HARDEST, free_after_forward=False) + runs(HARDEST, prefetch=0) + runs(HARDEST, TWICE, prefetch=2)),
+        *(runs(HARDEST, units=[torch.nn.Linear]) + runs(["mlp"], {"frozen_from": 1})),
         *(run for name in OPTIMIZERS for run in optimized(name, ["mlp"])),
     ],
     3: [*runs(CASES), *(run for name in list(OPTIMIZERS)[:2] for run in optimized(name, ["mlp", "tiny parameters"]))],

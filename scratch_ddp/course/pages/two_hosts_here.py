@@ -9,16 +9,17 @@ used up at once. The agents give themselves the names `box-1` and `box-2`: on on
 
 import contextlib
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 
-from scratch_ddp.cells import join
-
 ADDRESSES = ("127.0.0.2", "127.0.0.3")
 _COMMAND = re.compile(r"(scratch_ddp\.cells\.join - <<<) (\S+)")
+_AGENT = (  # not a function here: with this package it would import torch, which an agent does not need
+    "import socket, sys; from scratch_ddp.cells import join; name = sys.argv[1]; socket.gethostname = lambda: name; "
+    "sys.exit(join.main(sys.argv[2:]))"
+)
 
 
 @contextlib.contextmanager
@@ -29,7 +30,7 @@ def two_hosts_here() -> Iterator[None]:
     def write(text: str) -> int:
         if found := _COMMAND.search(text):
             for number, address in enumerate(ADDRESSES, start=1):
-                command = [sys.executable, "-m", __name__, f"box-{number}", "-", "--address", address]
+                command = [sys.executable, "-c", _AGENT, f"box-{number}", "-", "--address", address]
                 quiet = dict.fromkeys(("stdout", "stderr"), subprocess.DEVNULL)
                 agent = subprocess.Popen(command, start_new_session=True, text=True, stdin=subprocess.PIPE, **quiet)
                 with agent.stdin as pipe:
@@ -38,8 +39,3 @@ def two_hosts_here() -> Iterator[None]:
 
     with contextlib.redirect_stdout(SimpleNamespace(write=write, flush=page.flush)):
         yield
-
-
-if __name__ == "__main__":
-    socket.gethostname = lambda name=sys.argv[1]: name
-    sys.exit(join.main(sys.argv[2:]))
