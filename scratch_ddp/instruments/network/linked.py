@@ -121,17 +121,11 @@ for _method in METHODS:
 
 def link_bytes(call: Call, args: tuple) -> int:
     """Bytes that this rank sends or receives, whichever is more. `args`: of the method, the output first."""
-    if call.name in ("send", "recv", "broadcast", "reduce"):  # on a ring, a rank receives what it passes on
+    if call.name in ("send", "recv", "broadcast", "reduce", "barrier"):  # on a ring, a rank receives what it passes on
         return call.payload
-    at_root, n = call.rank == call.peer, len(call.members)
-    if call.name == "gather" and at_root:
-        return (n - 1) * call.payload
-    if call.name == "scatter" and not at_root:
-        return sum(tensor.nbytes for tensor in args[0])
-    if call.kept is not None:  # an all-to-all, whose pieces may have different sizes
-        received = args[0] if isinstance(args[0], list | tuple) else args[:1]
-        return max(call.payload, sum(tensor.nbytes for tensor in received)) - call.kept
-    return call.sent
+    outputs = sum(tensor.nbytes for tensor in tree_leaves(args[0]))
+    kept = min(call.payload, outputs) if call.kept is None else call.kept  # of the outputs: what was this rank's own
+    return max(call.sent, outputs - kept)
 
 
 def linked_group(
