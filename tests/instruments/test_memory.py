@@ -1,13 +1,12 @@
 """What torch allocates, against tensors of known size; a limit that really refuses; what a rank holds, by name."""
 
-import subprocess
-import sys
 from types import SimpleNamespace
 
+import pytest
 import torch
 import torch.distributed as dist
 
-from scratch_ddp.instruments.memory import Held, MemoryLedger
+from scratch_ddp.instruments.memory import Held, MemoryLedger, process_limit
 from scratch_ddp.instruments.memory.use import memory_use
 from tests.ranks import run_ranks
 
@@ -29,34 +28,24 @@ def test_every_figure_of_known_tensors():
     assert used.peak_bytes > rows.nbytes and used.kept_bytes == 0
 
 
-FILL_UP = """
-import torch
-from scratch_ddp.instruments.memory import process_limit
-size, held = 500_000, []
-torch.ones(5_000_000)  # freed at once: from now on malloc keeps blocks up to this size
-kept, freed = [], []
-for _ in range(30):
-    freed.append(torch.ones(400_000))
-    kept.append(torch.ones(20_000))
-del freed
-try:
-    with process_limit(20_000_000):
-        while len(held) < 1000:
-            held.append(torch.ones(size // 4))
-except torch.OutOfMemoryError as error:
-    print(len(held) * size, error)
-held.clear()
-print(torch.ones(25_000_000).sum().item())
-"""
-
-
 def test_the_limit_holds():
     """Also where malloc has kept 48 MB of tensors that were freed before."""
-    refused, summed = subprocess.check_output([sys.executable, "-c", FILL_UP], text=True, timeout=60).splitlines()
-    taken, words = refused.split(" ", 1)
-    assert 18 * MEGA <= int(taken) <= 20 * MEGA
-    assert words.startswith("no room for a tensor of 500,000 bytes: this process may take 20,000,000 bytes")
-    assert float(summed) == 25 * MEGA  # the process goes on, and may take what it likes
+
+    def fill_up():
+        torch.ones(5_000_000)  # freed at once: from now on malloc keeps blocks up to this size
+        kept, freed, held = [], [], []
+        for _ in range(30):
+            freed.append(torch.ones(400_000))
+            kept.append(torch.ones(20_000))
+        freed.clear()
+        words = "rank 0: no room for a tensor of 500,000 bytes: this process may take 20,000,000 bytes"
+        with pytest.raises(torch.OutOfMemoryError, match=words), process_limit(20 * MEGA):
+            while len(held) < 1000:
+                held.append(torch.ones(125_000))
+        assert 18 * MEGA <= len(held) * held[0].nbytes <= 20 * MEGA
+        return torch.ones(25 * MEGA).sum().item()  # the process goes on, and may take what it likes
+
+    assert run_ranks(1, fill_up) == [25 * MEGA]
 
 
 KINDS = {"own": "w1 w2", "borrowed": "W1", "gradients": "G g1"}
