@@ -156,8 +156,7 @@ def linked_group(
         hosts = share_hosts(hosts, below)
     linked = LinkedGroup(below, link, ReadyTimes(below), hosts, inside)
     world = dist.distributed_c10d._world
-    backend, store = world.pg_map[below]
-    register(linked, f"{below.group_name} on a link", ranks, backend, world.pg_backend_config[below], store)
+    register(linked, f"{below.group_name} on a link", ranks, world.pg_map[below], world.pg_backend_config[below])
     linked.follow(below)
     return linked
 
@@ -178,16 +177,16 @@ def linked_mesh(link: Link | str, hosts: int, inside: Link | str | None = None) 
 
 
 def register(
-    group: dist.ProcessGroup, name: str, ranks: list[int], backend: str, backend_config: str, store: dist.Store
+    group: dist.ProcessGroup, name: str, ranks: list[int], backend: tuple[str, dist.Store], config: str
 ) -> None:
     """Make `group` known to torch as `new_group` does. `ranks`: its global ranks, in the order of the group."""
     world = dist.distributed_c10d._world
     group.group_name = name
     group._set_group_name(name)
     _register_process_group(name, group)
-    world.pg_map[group] = (dist.Backend(backend), store)
+    world.pg_map[group] = backend
     world.pg_names[group] = name
-    world.pg_backend_config[group] = backend_config
+    world.pg_backend_config[group] = config
     world.pg_group_ranks[group] = {rank: number for number, rank in enumerate(ranks)}
     tag = f"ptd:{name}"
     world.pg_to_tag[group] = tag
@@ -215,7 +214,7 @@ def lone_rank(world_size: int, link: Link | str | None, rank: int = 0) -> Linked
     others = (number for number in range(world_size + 1) if number != own_number)
     numbers = [own_number if each == rank else next(others) for each in range(world_size)]
     config = "cpu:lone,cuda:lone" if torch.cuda.is_available() else "cpu:lone"
-    register(group, f"lone rank {next(_made)}", numbers, "lone", config, dist.HashStore())
+    register(group, f"lone rank {next(_made)}", numbers, ("lone", dist.HashStore()), config)
     if is_first:
         dist.distributed_c10d._update_default_pg(group)
     else:
