@@ -121,17 +121,11 @@ for _method in METHODS:
 
 def link_bytes(call: Call, args: tuple) -> int:
     """Bytes that this rank sends or receives, whichever is more. `args`: of the method, the output first."""
-    if call.name in ("send", "recv", "broadcast", "reduce"):  # on a ring, a rank receives what it passes on
+    if call.name in ("send", "recv", "broadcast", "reduce", "barrier"):  # on a ring, a rank receives what it passes on
         return call.payload
-    at_root, n = call.rank == call.peer, len(call.members)
-    if call.name == "gather" and at_root:
-        return (n - 1) * call.payload
-    if call.name == "scatter" and not at_root:
-        return sum(tensor.nbytes for tensor in args[0])
-    if call.kept is not None:  # an all-to-all, whose pieces may have different sizes
-        received = args[0] if isinstance(args[0], list | tuple) else args[:1]
-        return max(call.payload, sum(tensor.nbytes for tensor in received)) - call.kept
-    return call.sent
+    outputs = sum(tensor.nbytes for tensor in tree_leaves(args[0]))
+    kept = min(call.payload, outputs) if call.kept is None else call.kept  # of the outputs: what was this rank's own
+    return max(call.sent, outputs - kept)
 
 
 def linked_group(
@@ -162,8 +156,7 @@ def linked_group(
         hosts = share_hosts(hosts, below)
     linked = LinkedGroup(below, link, ReadyTimes(below), hosts, inside)
     world = dist.distributed_c10d._world
-    backend, store = world.pg_map[below]
-    register(linked, f"{below.group_name} on a link", ranks, backend, world.pg_backend_config[below], store)
+    register(linked, f"{below.group_name} on a link", ranks, world.pg_map[below], world.pg_backend_config[below])
     linked.follow(below)
     return linked
 
@@ -184,16 +177,16 @@ def linked_mesh(link: Link | str, hosts: int, inside: Link | str | None = None) 
 
 
 def register(
-    group: dist.ProcessGroup, name: str, ranks: list[int], backend: str, backend_config: str, store: dist.Store
+    group: dist.ProcessGroup, name: str, ranks: list[int], backend: tuple[str, dist.Store], config: str
 ) -> None:
     """Make `group` known to torch as `new_group` does. `ranks`: its global ranks, in the order of the group."""
     world = dist.distributed_c10d._world
     group.group_name = name
     group._set_group_name(name)
     _register_process_group(name, group)
-    world.pg_map[group] = (dist.Backend(backend), store)
+    world.pg_map[group] = backend
     world.pg_names[group] = name
-    world.pg_backend_config[group] = backend_config
+    world.pg_backend_config[group] = config
     world.pg_group_ranks[group] = {rank: number for number, rank in enumerate(ranks)}
     tag = f"ptd:{name}"
     world.pg_to_tag[group] = tag
@@ -221,7 +214,7 @@ def lone_rank(world_size: int, link: Link | str | None, rank: int = 0) -> Linked
     others = (number for number in range(world_size + 1) if number != own_number)
     numbers = [own_number if each == rank else next(others) for each in range(world_size)]
     config = "cpu:lone,cuda:lone" if torch.cuda.is_available() else "cpu:lone"
-    register(group, f"lone rank {next(_made)}", numbers, "lone", config, dist.HashStore())
+    register(group, f"lone rank {next(_made)}", numbers, ("lone", dist.HashStore()), config)
     if is_first:
         dist.distributed_c10d._update_default_pg(group)
     else:

@@ -68,13 +68,11 @@ class Nic:
 
     def settle(self, call: Call, transfer: Transfer) -> None:
         """Find out when a transfer began: its data has arrived, so all ranks that matter have written their times."""
-        if self.ready_times is not None:
-            if transfer.number is None:  # a receive, whose source is known by now
-                transfer.number = self.ready_times.write(call, transfer.started)
-            self.delay(transfer, self.ready_times.latest(call, transfer.number))
-
-    def delay(self, transfer: Transfer, ready: float) -> None:
-        """Start a transfer no earlier than `ready`, the time at which the last of its ranks was ready."""
+        if self.ready_times is None:
+            return
+        if transfer.number is None:  # a receive, whose source is known by now
+            transfer.number = self.ready_times.write(call, transfer.started)
+        ready = self.ready_times.latest(call, transfer.number)
         with self._lock:
             started, seconds = max(transfer.started, ready), transfer.ended - transfer.started
             if transfer.call in self._settled:  # delayed messages still have the wire one at a time

@@ -2,8 +2,7 @@
 
 torch names what it runs: backward is the autograd engine's `evaluate_function`, and optimizers have events of their
 own. An operation outside both is forward if a backward comes next, and "other" if not. The profiler does not record
-when the main thread waits: `traffic` notes it, in `Work.wait()`. Waits inside C++, as of torch's
-DistributedDataParallel, are not seen.
+when the main thread waits: `traffic` notes it, in `Work.wait()`. Waits inside C++, as of torch's DDP, are not seen.
 """
 
 import contextlib
@@ -36,8 +35,7 @@ def timeline(group: dist.ProcessGroup | None = None, call_sites: bool = False) -
     Communication is what the simulated link carried if `group` is on one. Otherwise it is what gloo ran, or on a GPU,
     NCCL's kernels. Computing is recorded in the thread that opens the block and in the backward passes that it starts.
     On a GPU it is the kernels, except on a simulated link. With `call_sites`, the lines of your own code that the
-    thread is at are recorded, too (see `by_call_site`). Costs a barrier, which is not recorded. Raises RuntimeError
-    where torch's profiler is on already.
+    thread is at are recorded, too (see `by_call_site`). Costs a barrier. Raises RuntimeError under another profiler.
     """
     group = group or (dist.group.WORLD if dist.is_initialized() else None)
     recorded = Timeline(rank=dist.get_rank() if dist.is_initialized() else group.rank() if group else 0)

@@ -86,7 +86,7 @@ def read_operator(func: Any, args: tuple, kwargs: dict) -> Call | None:
 
 @functools.cache
 def _operators_name(func: Any) -> str | None:
-    space, _, operator = func._schema.name.partition("::")
+    space, _, operator = func.name().partition("::")
     return _name_of(operator) if space in ("c10d", "_c10d_functional") else None
 
 
@@ -192,6 +192,8 @@ class _Operators(LightMode):
     """Reports the collectives that C++ calls on plain groups. Their waits are in C++ too: they count as waited for."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if any(each.__name__ == "DTensor" for each in types):
+            return NotImplemented  # it runs the operation first, and the collectives inside come here
         call = None if accounting.is_part_of_a_call() else read_operator(func, args, kwargs or {})
         if call is None:
             return func(*args, **(kwargs or {}))

@@ -52,8 +52,7 @@ class Counts:
 class Totals:
     """The counts of all ranks of a group, the same on each of them.
 
-    per_rank: in the order of its ranks · log: the messages, round by round · depth: see above · max_…: of the rank that
-    sent the most
+    per_rank: in their order · log: the messages, round by round · depth: see above · max_…: of whoever sent the most
     """
 
     def __init__(self, per_rank: list["Counted"]):
