@@ -78,8 +78,8 @@ def _tried_in_group(exercise: Exercise, function: Callable, arena: Arena, second
     group = dist.new_group(list(members), backend=interruptible_group.BACKEND)
     if arena.rank in members:
         criteria = try_cases(exercise, function, arena, seconds, At(arena.rank - 1, arena.n - 1, members, group))
-    told = arena.exchange("in a group", criteria, LONGEST)
-    return {name: words for name, words in told[1].items() if words}
+    criteria, arena.spoilt = arena.exchange("in a group", (criteria, arena.spoilt), LONGEST)[1]
+    return {name: words for name, words in criteria.items() if words}
 
 
 def try_cases(exercise: Exercise, function: Callable, arena: Arena, seconds: float, at: At) -> dict[str, str]:
@@ -99,6 +99,7 @@ def try_cases(exercise: Exercise, function: Callable, arena: Arena, seconds: flo
         told = arena.exchange(f"case {number}{where}", ran, seconds + GRACE, at.members)
         case = _Case(name + where, *(dict(zip(at.members, each, strict=True)) for each in zip(*told, strict=True)))
         if failure := case.failure():
+            arena.spoilt = True
             return {name: words for name, words in criteria.items() if words} | failure
         for name, words in case.criteria(exercise.cost).items():
             criteria[name] = criteria.get(name) or words

@@ -58,7 +58,8 @@ def run(function: Callable, exercise: Exercise, args: tuple, arena: Arena, place
     It may take `seconds`, and ends sooner where another rank has failed. `place` is a name for this call.
     """
     ran, answer = Ran(), functools.partial(function, group=at.group) if at.group else function
-    if exercise.room:
+    in_a_room = exercise.room and function is not exercise.reference
+    if in_a_room:
         first = next(arg for arg in args if isinstance(arg, torch.Tensor))
         ledger = MemoryLedger(SimpleNamespace(given=args), first.dtype)
         with ledger("before"):
@@ -89,7 +90,7 @@ def run(function: Callable, exercise: Exercise, args: tuple, arena: Arena, place
     late = begun["started"] - begun["waited for"]
     if late and not ran.failed:
         ran.fail("waits", f"{' or '.join(counted.calls)} was started and never waited for, {times(late)}")
-    elif exercise.room and not ran.failed:
+    elif in_a_room and not ran.failed:
         held, room = ledger.peak() - ledger.moments[0].elements(), exercise.room(at, *args)
         words = f"holds {held:,} elements beside its arguments, budget {room:,}"
         words += " (a name keeps its tensor until it is given another)"
