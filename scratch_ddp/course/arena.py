@@ -97,26 +97,18 @@ class Watch:
     """`with Watch(…):` looks at every call before gloo does, which would end the process where sizes differ.
 
     Raises ValueError for a call that does not fit, on the rank that comes to it second, and Wrong if a call goes
-    through all ranks though the answer was given a group. Costs one operation of the store per call. `begun`: how many
-    calls this rank has made, as {key: (ranks that count them, number)}, the key "17" for the collectives of a group,
-    "17 0>1" for messages.
+    through all ranks though the answer was given a group. Costs one operation of the store per call.
     """
 
     def __init__(self, arena: Arena, place: str, group: dist.ProcessGroup | None):
         self._store, self._place, self._rank = arena.store, f"{arena.name}/{place}", arena.rank
         self._forbidden = arena.group.group_name if group else ""
-        self.begun: dict[str, tuple[list[int], int]] = {}
 
-    def __enter__(self) -> "Watch":
-        self._before = interruptible_group.place()["begun"]
+    def __enter__(self) -> None:
         interruptible_group.observers.append(self._see)
-        return self
 
     def __exit__(self, *_: Any) -> None:
         interruptible_group.observers.remove(self._see)
-        now = interruptible_group.place()
-        for key, number in now["begun"].items():
-            self.begun[key] = now["members"][key], number - self._before.get(key, 0)
 
     def _see(self, call: dict[str, Any]) -> None:
         if call["operation"] == "new_group":

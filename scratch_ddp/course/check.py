@@ -6,6 +6,7 @@ what it holds in memory is compared with the reference. So an exercise states ne
 
 import inspect
 import itertools
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from scratch_ddp.course.compare import difference, digest, times
 from scratch_ddp.course.exercise import RESULT, At, Exercise, exercise_of
 from scratch_ddp.course.run import HANGS, NOT_WRITTEN, Ran, run
 from scratch_ddp.instruments.traffic import Totals
+from scratch_ddp.instruments.traffic.counts import channel
 
 INSTEAD = Path("solutions.md")  # in the notebook's folder, which is a kernel's current one
 SECONDS = 3.5  # that one call of an answer may take; after 4 a rank cell shows ranks that wait apart from others
@@ -109,7 +111,7 @@ def _compare(right: Ran, mine: Ran, exercise: Exercise) -> None:
     """Put into both what was found, and let go of what was seen."""
     seen = {what: value for _, what, value in mine.seen}
     for criterion, what, value in right.seen if not mine.failed else ():
-        if what == RESULT and not exercise.returns:
+        if what == RESULT and value is None and not exercise.returns:
             continue
         said = f"{what} was changed: it" if criterion == "untouched" else what
         text = difference(said, seen[what], value, exercise.close) if what in seen else f"{what} is gone"
@@ -132,7 +134,7 @@ class _Case:
         if any(ran.failed for ran in self.right.values()):
             return {"runs": f"{self.name}: the check itself failed. {_endings(self.right)}"}
         failed = {ran.failed for ran in self.mine.values()}
-        behind = left_over({rank: ran.begun for rank, ran in self.mine.items()})
+        behind = left_over(self.mine)
         if "written" in failed:
             stubs = name_ranks(rank for rank, ran in self.mine.items() if ran.failed == "written")
             some = f"The stub still stands on {stubs}: run your cell on every rank."
@@ -177,16 +179,18 @@ class _Case:
         return f"Rank {first}, {self.name}: {said[first]}.{too}"
 
 
-def left_over(begun: dict[int, dict[str, tuple[list[int], int]]]) -> str:
-    """What is still in the process group after a call, in a sentence; "" if nothing is. begun: of Watch, by rank."""
-    for rank, other in itertools.permutations(begun, 2):
-        for key, (members, number) in begun[rank].items():
-            theirs = begun[other].get(key, ((), 0))[1]
-            if other not in members or theirs >= number:
+def left_over(runs: dict[int, Ran]) -> str:
+    """What is still in the process group after a call, in a sentence; "" if nothing is."""
+    calls = {rank: [call for event, call in ran.report.events if event == "start"] for rank, ran in runs.items()}
+    started = {rank: Counter(map(channel, each)) for rank, each in calls.items()}
+    for rank, other in itertools.permutations(started, 2):
+        for (kind, *ends), number in started[rank].items():
+            theirs = started[other][kind, *ends]
+            if other not in (ends[0] if kind == "collective" else ends[:2]) or theirs >= number:
                 continue
-            if ">" not in key:
+            if kind == "collective":
                 return f"Rank {rank} called {number} collective{'s' * (number > 1)}, rank {other} {theirs or 'none'}."
-            if key.endswith(f" {rank}>{other}"):
+            if ends[0] == rank:
                 arrived = times(theirs) if theirs else "nothing"
                 return f"Rank {rank} sent to rank {other} {times(number)}, rank {other} received {arrived}."
             return f"Rank {rank} waits for a message that rank {other} never sent."

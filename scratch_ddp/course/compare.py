@@ -75,8 +75,8 @@ def _difference_inside(what: str, actual: Any, expected: Any, close: float) -> s
     if mine.keys() == right.keys():
         found = (difference(f"{what}[{key!r}]", mine[key], each, close) for key, each in right.items())
         text = next(filter(None, found), "")
-    both = f"{what} is {actual}, should be {expected}"
-    return both if text and len(both) <= len(what) + _SHORT and "tensor(" not in both else text
+    both = f"{what} is {actual}, should be {expected}" if text else ""
+    return both if len(both) <= len(what) + _SHORT and "tensor(" not in both else text
 
 
 def _difference_of_tensors(what: str, actual: torch.Tensor, expected: torch.Tensor, close: float) -> str:

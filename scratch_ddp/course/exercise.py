@@ -118,7 +118,7 @@ class Exercise:
             named = {f"{self.name}({', '.join(map(repr, given))})": given for given in named}
         return iter(copy.deepcopy(list(named.items())))
 
-    @functools.cached_property
+    @property
     def returns(self) -> bool:
         """Whether the reference returns anything. If not, an answer may return what it likes."""
         return re.search(r"^ +return \S", self.source(), re.MULTILINE) is not None

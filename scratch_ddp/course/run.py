@@ -34,7 +34,7 @@ class Ran:
 
     failed: the criterion by which it has failed, "runs" unless a use or a group says another; "" if it
     returned. found: criterion -> the first complaint, "" if there is none. seen: what the use has yielded. digests: of
-    the values seen. report: of its traffic. begun: as in Watch.
+    the values seen. report: of its traffic.
     """
 
     failed: str = ""
@@ -42,7 +42,6 @@ class Ran:
     seen: list[Seen] = field(default_factory=list)
     digests: dict[str, str] = field(default_factory=dict)
     report: Counted | None = None
-    begun: dict[str, tuple[list[int], int]] = field(default_factory=dict)
 
     def fail(self, criterion: str, words: str) -> None:
         self.failed, self.found = criterion, {criterion: words}
@@ -66,7 +65,7 @@ def run(function: Callable, exercise: Exercise, args: tuple, arena: Arena, place
             pass
         answer = ledger("call")(answer)
     failed_here = f"{arena.name}/{place}/failed"  # set in the store: the others need not wait for this rank any longer
-    with Watch(arena, place, at.group) as calls, traffic() as counted:
+    with Watch(arena, place, at.group), traffic() as counted:
         try:
             with time_limit(seconds, arena, failed_here) as over:
                 for criterion, what, value in exercise.use(answer, *args):
@@ -86,7 +85,7 @@ def run(function: Callable, exercise: Exercise, args: tuple, arena: Arena, place
                 ran.fail("runs", f"raised {in_short(error)}{f' ({line})' if line else ''}")
     if ran.failed not in ("", HANGS):
         arena.store.set(failed_here, "")
-    ran.report, ran.begun, begun = counted, calls.begun, started_and_waited_for(counted)
+    ran.report, begun = counted, started_and_waited_for(counted)
     late = begun["started"] - begun["waited for"]
     if late and not ran.failed:
         ran.fail("waits", f"{' or '.join(counted.calls)} was started and never waited for, {times(late)}")

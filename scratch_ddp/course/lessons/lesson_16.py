@@ -35,11 +35,11 @@ def hierarchical_all_reduce(tensor, mesh):
 
 
 def _on_hosts(at):
-    for hosts, shape in ((2, (2, 8)), (2, (3, 5)), (at.n, (3, 5)), (1, (1,))):
-        if at.n % hosts == 0:
-            local = at.n // hosts
-            tensor = torch.arange(prod(shape), dtype=torch.float64).view(shape) + 100 * at.rank + 2**-30
-            yield f"{hosts} × {local} ranks, shape {shape}", (tensor, at.mesh(host=hosts, local=local))
+    several = 2 if at.n % 2 == 0 else at.n
+    for hosts, shape in ((several, (2, 8)), (several, (3, 5)), (1, (1,))):
+        local = at.n // hosts
+        tensor = torch.arange(prod(shape), dtype=torch.float64).view(shape) + 100 * at.rank + 2**-30
+        yield f"{hosts} × {local} ranks, shape {shape}", (tensor, at.mesh(host=hosts, local=local))
 
 
 def _over_hosts(answer, tensor, mesh):
