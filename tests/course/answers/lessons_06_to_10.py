@@ -122,7 +122,7 @@ sharded_step
     del gradient => del gradient, whole
   ✗ forgets the relu on the way back | value: 2 layers: `shards`[0] is wrong in
     delta = handed_down * below.sign() => delta = handed_down
-  ✗ all-reduces the whole gradient and takes its rows | cost: 6 bytes from one rank, budget
+  ✗ all-reduces the whole gradient and takes its rows | cost: bytes from one rank, budget
     dist.reduce_scatter(mine, list(gradient.split(len(shard)))) => dist.all_reduce(gradient)
     shard -= lr * mine => pass
   ✗ the mean over this rank's items | value: 2 layers: `shards`[0] is wrong in

@@ -15,7 +15,7 @@ sharded_optimizer
 reduce_to_owners
   ✗ reads what reduce leaves behind on the others | value: parameters: the gradient of '1' is
     if i % n != rank: ⏎ parameter.grad = None =>
-  ✗ an all-reduce, of which n - 1 throw the result away | cost: 0 bytes from one rank, budget
+  ✗ an all-reduce, of which n - 1 throw the result away | cost: bytes from one rank, budget
     dist.reduce(parameter.grad, dst=i % n) => dist.all_reduce(parameter.grad)
   ✗ the sum, not the mean | value: parameters: the gradient of '0' is
     parameter.grad /= n =>
