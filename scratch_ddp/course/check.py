@@ -19,7 +19,7 @@ from scratch_ddp.cells.words import name_ranks
 from scratch_ddp.course.arena import GRACE, Arena, RanksMissing
 from scratch_ddp.course.compare import difference, digest, times
 from scratch_ddp.course.exercise import RESULT, At, Exercise, exercise_of
-from scratch_ddp.course.run import HANGS, NOT_WRITTEN, Ran, run
+from scratch_ddp.course.run import HANGS, NOT_WRITTEN, Ran, TimeLimit, run
 from scratch_ddp.instruments.traffic import Totals
 from scratch_ddp.instruments.traffic.counts import channel
 
@@ -63,28 +63,28 @@ def examine(function: Callable, seconds: float = SECONDS) -> dict[str, str]:
         return {"own": f"This is {function.__module__}.{exercise.name}, not yours: run your own cell again."}
     arena = Arena()
     try:
-        with torch.random.fork_rng(devices=[]), arena:
-            criteria = try_cases(exercise, function, arena, seconds, arena.everyone)
+        with torch.random.fork_rng(devices=[]), arena, TimeLimit(arena, seconds) as limit:
+            criteria = try_cases(exercise, function, arena, limit, arena.everyone)
             takes_group = "group" in inspect.signature(exercise.reference).parameters
             if takes_group and arena.n > 2 and not any(criteria.values()):
-                criteria |= _tried_in_group(exercise, function, arena, seconds)
+                criteria |= _tried_in_group(exercise, function, arena, limit)
             return criteria
     except RanksMissing as error:
         who = name_ranks(error.args[0]).capitalize()
         return {"runs": f"{who} did not come back, though told to stop after {seconds:g} s. Press Stop."}
 
 
-def _tried_in_group(exercise: Exercise, function: Callable, arena: Arena, seconds: float) -> dict[str, str]:
+def _tried_in_group(exercise: Exercise, function: Callable, arena: Arena, limit: TimeLimit) -> dict[str, str]:
     """Try once more in a group of ranks 1 to n-1, while rank 0 waits; the criteria that fail there."""
     members, criteria = arena.everyone.members[1:], {}
     group = dist.new_group(list(members), backend=interruptible_group.BACKEND)
     if arena.rank in members:
-        criteria = try_cases(exercise, function, arena, seconds, At(arena.rank - 1, arena.n - 1, members, group))
+        criteria = try_cases(exercise, function, arena, limit, At(arena.rank - 1, arena.n - 1, members, group))
     criteria, arena.spoilt = arena.exchange("in a group", (criteria, arena.spoilt), LONGEST)[1]
     return {name: words for name, words in criteria.items() if words}
 
 
-def try_cases(exercise: Exercise, function: Callable, arena: Arena, seconds: float, at: At) -> dict[str, str]:
+def try_cases(exercise: Exercise, function: Callable, arena: Arena, limit: TimeLimit, at: At) -> dict[str, str]:
     """The criteria of one pass over all cases, the same on each of its ranks. It ends with a call that failed."""
     where = f", in a group of {name_ranks(at.members)}, there numbers 0 to {at.n - 1}" if at.group else ""
     criteria: dict[str, str] = {}
@@ -96,9 +96,9 @@ def try_cases(exercise: Exercise, function: Callable, arena: Arena, seconds: flo
             name, args = next(inputs, ("", None))
             if args is None:
                 return criteria
-            ran.append(run(each, exercise, args, arena, f"{number}.{len(ran)}{where}", seconds, at))
+            ran.append(run(each, exercise, args, arena, f"{number}.{len(ran)}{where}", limit, at))
         _compare(*ran, exercise)
-        told = arena.exchange(f"case {number}{where}", ran, seconds + GRACE, at.members)
+        told = arena.exchange(f"case {number}{where}", ran, limit.seconds + GRACE, at.members)
         case = _Case(name + where, *(dict(zip(at.members, each, strict=True)) for each in zip(*told, strict=True)))
         if failure := case.failure():
             arena.spoilt = True
