@@ -22,7 +22,7 @@ from scratch_ddp.course.exercise import At, Exercise, Seen, Wrong
 from scratch_ddp.instruments.memory.ledger import MemoryLedger
 from scratch_ddp.instruments.traffic import Counted, traffic
 
-_LOOK = 0.2  # seconds between two looks at whether a call has to end
+_LOOK = 0.1  # seconds between two looks at whether a call has to end
 NOT_WRITTEN = "not written yet"
 HANGS = "hangs"  # by which a call has failed that had to be ended
 _WIDTH = 240  # characters of a line or an error that are shown
@@ -92,7 +92,7 @@ class TimeLimit:
         while not self._left.wait(_LOOK):
             call, now = self._call, time.monotonic()
             if call and not call.over and (now > call.deadline or self._arena.store.check([call.failed])):
-                call.over, call.deadline = True, now + 2 * _LOOK
+                call.over, call.deadline = True, now + 3 * _LOOK
             if call and call.over:
                 signal.pthread_kill(self._main, signal.SIGALRM)
                 if now > call.deadline:
