@@ -1,9 +1,9 @@
 """The arena: a process group of the check's own, in which an answer can do no harm.
 
-It is the default group while a check runs, and is thrown away afterwards with every group that was made in it. So an
-answer that hangs, or leaves messages behind, spoils nothing of the learner's. It is interruptible whatever the
-learner's group is. Ranks tell each other how a call ended by polling the store: a collective there would look like a
-deadlock to the kernel.
+It is the default group while a check runs. So an answer that hangs, or leaves messages behind, spoils nothing of the
+learner's: it is thrown away then, and otherwise kept for the next check. It is interruptible whatever the learner's
+group is. Ranks tell each other how a call ended by polling the store: a collective there would look like a deadlock to
+the kernel.
 """
 
 import json
@@ -29,21 +29,26 @@ class RanksMissing(TimeoutError):
 class Arena:
     """All ranks, met for one check. Collective; raises RuntimeError if not all come within GRACE seconds.
 
-    `with arena:` makes its group the default one. The store counts who has come or given up, and so names the checks.
+    `with arena:` makes its group the default one. Set `spoilt` in it, on all ranks, if a call has failed. The store
+    counts who has come or given up, and so names the checks.
     """
+
+    group: dist.ProcessGroup | None = None  # of the last check, or a new one
 
     def __init__(self) -> None:
         self.rank, self.n = dist.get_rank(), dist.get_world_size()
         self.everyone = At(self.rank, self.n, tuple(range(self.n)))
         self.store = dist.distributed_c10d._get_default_store()
-        self.name = f"check {self.store.add('checks', 0)}"
+        self.name, self.spoilt = f"check {self.store.add('checks', 0)}", False
+        here = self.group in dist.distributed_c10d._world.pg_map and not self.group.retired
         try:
-            self.exchange("start", None, GRACE)
+            groups = self.exchange("start", self.group.uid if here else None, GRACE)
         except RanksMissing as error:
             late = f"a check runs on every rank: {name_ranks(error.args[0])} did not come within {GRACE:g} s"
             raise RuntimeError(f"{late}. Run the cell without %%rank. If it failed there, mend that first.") from None
         finally:
             self.store.add("checks", 1)  # who comes later is in another check
+        self._is_kept = here and len(set(groups)) == 1  # else a rank is new, or has thrown its group away
 
     def exchange(self, place: str, fact: Any, seconds: float, members: Sequence[int] | None = None) -> list[Any]:
         """Every member's fact, in their order. `place` is where in the check they are. Raises RanksMissing."""
@@ -57,52 +62,53 @@ class Arena:
         raise RanksMissing([int(key.split("/")[-1]) for key in keys if not self.store.check([key])])
 
     def __enter__(self) -> "Arena":
-        self._learners, self._known = dist.group.WORLD, set(dist.distributed_c10d._world.pg_names)
-        self.group = dist.new_group(backend=interruptible_group.BACKEND)
+        self._learners, self._known = dist.group.WORLD, set(dist.distributed_c10d._world.pg_names) - {self.group}
+        if not self._is_kept:
+            self._end(self._own())
+            Arena.group = dist.new_group(backend=interruptible_group.BACKEND)
         dist.distributed_c10d._update_default_pg(self.group)
         return self
 
     def __exit__(self, error: type | None, *_: Any) -> None:
-        world = dist.distributed_c10d._world
         dist.distributed_c10d._update_default_pg(self._learners)
-        for group in set(world.pg_names) - self._known:
-            if isinstance(group, interruptible_group.InterruptibleGroup):
-                group.retire()
-            dist.destroy_process_group(group)
-        if error is None:  # torch names groups by counting them; ranks that made some in parts have counted further
+        kept = set() if error or self.spoilt else {self.group}
+        self._end(self._own() - kept)
+        if self.spoilt and not error:  # torch counts groups to name them, and some ranks may have made more
+            world = dist.distributed_c10d._world
             world.group_count = max(self.exchange("groups", world.group_count, GRACE))
 
     def end_connections(self) -> None:
         """End all waits in the arena's group and those made in it, in errors. Nothing can be sent there any more."""
-        for group in set(dist.distributed_c10d._world.pg_names) - self._known:
+        for group in self._own():
             if isinstance(group, interruptible_group.InterruptibleGroup):
                 group.end_connections()
+
+    def _own(self) -> set[dist.ProcessGroup]:
+        return set(dist.distributed_c10d._world.pg_names) - self._known
+
+    def _end(self, groups: set[dist.ProcessGroup]) -> None:
+        for group in groups:
+            if isinstance(group, interruptible_group.InterruptibleGroup):
+                group.retire()
+            dist.destroy_process_group(group)
 
 
 class Watch:
     """`with Watch(…):` looks at every call before gloo does, which would end the process where sizes differ.
 
     Raises ValueError for a call that does not fit, on the rank that comes to it second, and Wrong if a call goes
-    through all ranks though the answer was given a group. Costs one operation of the store per call. `begun`: how many
-    calls this rank has made, as {key: (ranks that count them, number)}, the key "17" for the collectives of a group,
-    "17 0>1" for messages.
+    through all ranks though the answer was given a group. Costs one operation of the store per call.
     """
 
     def __init__(self, arena: Arena, place: str, group: dist.ProcessGroup | None):
         self._store, self._place, self._rank = arena.store, f"{arena.name}/{place}", arena.rank
         self._forbidden = arena.group.group_name if group else ""
-        self.begun: dict[str, tuple[list[int], int]] = {}
 
-    def __enter__(self) -> "Watch":
-        self._before = interruptible_group.place()["begun"]
+    def __enter__(self) -> None:
         interruptible_group.observers.append(self._see)
-        return self
 
     def __exit__(self, *_: Any) -> None:
         interruptible_group.observers.remove(self._see)
-        now = interruptible_group.place()
-        for key, number in now["begun"].items():
-            self.begun[key] = now["members"][key], number - self._before.get(key, 0)
 
     def _see(self, call: dict[str, Any]) -> None:
         if call["operation"] == "new_group":

@@ -6,6 +6,7 @@ what it holds in memory is compared with the reference. So an exercise states ne
 
 import inspect
 import itertools
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +19,9 @@ from scratch_ddp.cells.words import name_ranks
 from scratch_ddp.course.arena import GRACE, Arena, RanksMissing
 from scratch_ddp.course.compare import difference, digest, times
 from scratch_ddp.course.exercise import RESULT, At, Exercise, exercise_of
-from scratch_ddp.course.run import HANGS, NOT_WRITTEN, Ran, run
+from scratch_ddp.course.run import HANGS, NOT_WRITTEN, Ran, TimeLimit, run
 from scratch_ddp.instruments.traffic import Totals
+from scratch_ddp.instruments.traffic.counts import channel
 
 INSTEAD = Path("solutions.md")  # in the notebook's folder, which is a kernel's current one
 SECONDS = 3.5  # that one call of an answer may take; after 4 a rank cell shows ranks that wait apart from others
@@ -61,28 +63,28 @@ def examine(function: Callable, seconds: float = SECONDS) -> dict[str, str]:
         return {"own": f"This is {function.__module__}.{exercise.name}, not yours: run your own cell again."}
     arena = Arena()
     try:
-        with torch.random.fork_rng(devices=[]), arena:
-            criteria = try_cases(exercise, function, arena, seconds, arena.everyone)
+        with torch.random.fork_rng(devices=[]), arena, TimeLimit(arena, seconds) as limit:
+            criteria = try_cases(exercise, function, arena, limit, arena.everyone)
             takes_group = "group" in inspect.signature(exercise.reference).parameters
             if takes_group and arena.n > 2 and not any(criteria.values()):
-                criteria |= _tried_in_group(exercise, function, arena, seconds)
+                criteria |= _tried_in_group(exercise, function, arena, limit)
             return criteria
     except RanksMissing as error:
         who = name_ranks(error.args[0]).capitalize()
         return {"runs": f"{who} did not come back, though told to stop after {seconds:g} s. Press Stop."}
 
 
-def _tried_in_group(exercise: Exercise, function: Callable, arena: Arena, seconds: float) -> dict[str, str]:
+def _tried_in_group(exercise: Exercise, function: Callable, arena: Arena, limit: TimeLimit) -> dict[str, str]:
     """Try once more in a group of ranks 1 to n-1, while rank 0 waits; the criteria that fail there."""
     members, criteria = arena.everyone.members[1:], {}
     group = dist.new_group(list(members), backend=interruptible_group.BACKEND)
     if arena.rank in members:
-        criteria = try_cases(exercise, function, arena, seconds, At(arena.rank - 1, arena.n - 1, members, group))
-    told = arena.exchange("in a group", criteria, LONGEST)
-    return {name: words for name, words in told[1].items() if words}
+        criteria = try_cases(exercise, function, arena, limit, At(arena.rank - 1, arena.n - 1, members, group))
+    criteria, arena.spoilt = arena.exchange("in a group", (criteria, arena.spoilt), LONGEST)[1]
+    return {name: words for name, words in criteria.items() if words}
 
 
-def try_cases(exercise: Exercise, function: Callable, arena: Arena, seconds: float, at: At) -> dict[str, str]:
+def try_cases(exercise: Exercise, function: Callable, arena: Arena, limit: TimeLimit, at: At) -> dict[str, str]:
     """The criteria of one pass over all cases, the same on each of its ranks. It ends with a call that failed."""
     where = f", in a group of {name_ranks(at.members)}, there numbers 0 to {at.n - 1}" if at.group else ""
     criteria: dict[str, str] = {}
@@ -94,11 +96,12 @@ def try_cases(exercise: Exercise, function: Callable, arena: Arena, seconds: flo
             name, args = next(inputs, ("", None))
             if args is None:
                 return criteria
-            ran.append(run(each, exercise, args, arena, f"{number}.{len(ran)}{where}", seconds, at))
+            ran.append(run(each, exercise, args, arena, f"{number}.{len(ran)}{where}", limit, at))
         _compare(*ran, exercise)
-        told = arena.exchange(f"case {number}{where}", ran, seconds + GRACE, at.members)
+        told = arena.exchange(f"case {number}{where}", ran, limit.seconds + GRACE, at.members)
         case = _Case(name + where, *(dict(zip(at.members, each, strict=True)) for each in zip(*told, strict=True)))
         if failure := case.failure():
+            arena.spoilt = True
             return {name: words for name, words in criteria.items() if words} | failure
         for name, words in case.criteria(exercise.cost).items():
             criteria[name] = criteria.get(name) or words
@@ -108,7 +111,7 @@ def _compare(right: Ran, mine: Ran, exercise: Exercise) -> None:
     """Put into both what was found, and let go of what was seen."""
     seen = {what: value for _, what, value in mine.seen}
     for criterion, what, value in right.seen if not mine.failed else ():
-        if what == RESULT and not exercise.returns:
+        if what == RESULT and value is None and not exercise.returns:
             continue
         said = f"{what} was changed: it" if criterion == "untouched" else what
         text = difference(said, seen[what], value, exercise.close) if what in seen else f"{what} is gone"
@@ -131,7 +134,7 @@ class _Case:
         if any(ran.failed for ran in self.right.values()):
             return {"runs": f"{self.name}: the check itself failed. {_endings(self.right)}"}
         failed = {ran.failed for ran in self.mine.values()}
-        behind = left_over({rank: ran.begun for rank, ran in self.mine.items()})
+        behind = left_over(self.mine)
         if "written" in failed:
             stubs = name_ranks(rank for rank, ran in self.mine.items() if ran.failed == "written")
             some = f"The stub still stands on {stubs}: run your cell on every rank."
@@ -176,16 +179,18 @@ class _Case:
         return f"Rank {first}, {self.name}: {said[first]}.{too}"
 
 
-def left_over(begun: dict[int, dict[str, tuple[list[int], int]]]) -> str:
-    """What is still in the process group after a call, in a sentence; "" if nothing is. begun: of Watch, by rank."""
-    for rank, other in itertools.permutations(begun, 2):
-        for key, (members, number) in begun[rank].items():
-            theirs = begun[other].get(key, ((), 0))[1]
-            if other not in members or theirs >= number:
+def left_over(runs: dict[int, Ran]) -> str:
+    """What is still in the process group after a call, in a sentence; "" if nothing is."""
+    calls = {rank: [call for event, call in ran.report.events if event == "start"] for rank, ran in runs.items()}
+    started = {rank: Counter(map(channel, each)) for rank, each in calls.items()}
+    for rank, other in itertools.permutations(started, 2):
+        for (kind, *ends), number in started[rank].items():
+            theirs = started[other][kind, *ends]
+            if other not in (ends[0] if kind == "collective" else ends[:2]) or theirs >= number:
                 continue
-            if ">" not in key:
+            if kind == "collective":
                 return f"Rank {rank} called {number} collective{'s' * (number > 1)}, rank {other} {theirs or 'none'}."
-            if key.endswith(f" {rank}>{other}"):
+            if ends[0] == rank:
                 arrived = times(theirs) if theirs else "nothing"
                 return f"Rank {rank} sent to rank {other} {times(number)}, rank {other} received {arrived}."
             return f"Rank {rank} waits for a message that rank {other} never sent."

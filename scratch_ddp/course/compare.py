@@ -38,9 +38,13 @@ def copied(value: Any) -> Any:
 
 def digest(value: Any) -> str:
     """Of a copy: what ranks compare to see whether they hold the same bits. 0.0 and -0.0 pass for the same."""
-    leaves = tree_leaves(value)
-    plain = [(each.dtype, (each + 0).tolist()) if isinstance(each, torch.Tensor) else each for each in leaves]
-    return hashlib.sha256(repr(plain).encode()).hexdigest()
+    found = hashlib.sha256()
+    for leaf in tree_leaves(value):
+        if isinstance(leaf, torch.Tensor):
+            found.update((leaf + 0).flatten().view(torch.uint8).numpy())
+            leaf = leaf.dtype, leaf.shape
+        found.update(repr(leaf).encode())
+    return found.hexdigest()
 
 
 def difference(what: str, actual: Any, expected: Any, close: float = 0.0) -> str:
@@ -71,8 +75,8 @@ def _difference_inside(what: str, actual: Any, expected: Any, close: float) -> s
     if mine.keys() == right.keys():
         found = (difference(f"{what}[{key!r}]", mine[key], each, close) for key, each in right.items())
         text = next(filter(None, found), "")
-    both = f"{what} is {actual}, should be {expected}"
-    return both if text and len(both) <= len(what) + _SHORT and "tensor(" not in both else text
+    both = f"{what} is {actual}, should be {expected}" if text else ""
+    return both if len(both) <= len(what) + _SHORT and "tensor(" not in both else text
 
 
 def _difference_of_tensors(what: str, actual: torch.Tensor, expected: torch.Tensor, close: float) -> str:

@@ -12,7 +12,7 @@ import inspect
 import re
 import runpy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from scratch_ddp.course.compare import copied, difference, parts
 
@@ -40,13 +41,21 @@ class At:
     """Where inputs are made: on rank `rank` of `n`.
 
     members: global numbers of the n ranks, for arguments such as `src`. group: None stands for all ranks. The engine
-    passes it to the answer; inputs need it only to make more groups.
+    passes it to the answer.
     """
 
     rank: int
     n: int
     members: tuple[int, ...]
     group: dist.ProcessGroup | None = None
+    _meshes: dict[str, DeviceMesh] = field(default_factory=dict)
+
+    def mesh(self, **sizes: int) -> DeviceMesh:
+        """A mesh of all ranks with these dimensions. The answer gets the one that was made for the reference."""
+        ranks = torch.arange(self.n).view(*sizes.values())
+        if str(sizes) not in self._meshes:
+            self._meshes[str(sizes)] = DeviceMesh("cpu", ranks, mesh_dim_names=tuple(sizes))
+        return self._meshes[str(sizes)]
 
 
 @dataclass

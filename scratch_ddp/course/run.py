@@ -22,7 +22,7 @@ from scratch_ddp.course.exercise import At, Exercise, Seen, Wrong
 from scratch_ddp.instruments.memory.ledger import MemoryLedger
 from scratch_ddp.instruments.traffic import Counted, traffic
 
-_LOOK = 0.2  # seconds between two looks at whether a call has to end
+_LOOK = 0.1  # seconds between two looks at whether a call has to end
 NOT_WRITTEN = "not written yet"
 HANGS = "hangs"  # by which a call has failed that had to be ended
 _WIDTH = 240  # characters of a line or an error that are shown
@@ -34,7 +34,7 @@ class Ran:
 
     failed: the criterion by which it has failed, "runs" unless a use or a group says another; "" if it
     returned. found: criterion -> the first complaint, "" if there is none. seen: what the use has yielded. digests: of
-    the values seen. report: of its traffic. begun: as in Watch.
+    the values seen. report: of its traffic.
     """
 
     failed: str = ""
@@ -42,7 +42,6 @@ class Ran:
     seen: list[Seen] = field(default_factory=list)
     digests: dict[str, str] = field(default_factory=dict)
     report: Counted | None = None
-    begun: dict[str, tuple[list[int], int]] = field(default_factory=dict)
 
     def fail(self, criterion: str, words: str) -> None:
         self.failed, self.found = criterion, {criterion: words}
@@ -52,22 +51,71 @@ class TimeIsUp(BaseException):
     """Raised inside the learner's code. Not an Exception, so that `except Exception` does not catch it."""
 
 
-def run(function: Callable, exercise: Exercise, args: tuple, arena: Arena, place: str, seconds: float, at: At) -> Ran:
+class TimeLimit:
+    """`with TimeLimit(arena, seconds) as limit:` around a check, and `with limit.of_call(failed):` around each call.
+
+    A call is ended when its time is over, or when `failed` is set in the store. A thread sends a signal, again and
+    again: the main thread notices it while it computes in Python. A wait in gloo notices nothing; so the arena's
+    connections are ended, when all ranks know that the time is over.
+    """
+
+    def __init__(self, arena: Arena, seconds: float):
+        self.seconds, self._arena, self._main = seconds, arena, threading.get_ident()
+        self._call: SimpleNamespace | None = None  # the one that runs
+        self._left = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="time limit", daemon=True)
+
+    def __enter__(self) -> "TimeLimit":
+        self._before = signal.signal(signal.SIGALRM, self._on_signal)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._left.set()
+        self._thread.join()  # after that it sends nothing more
+        signal.signal(signal.SIGALRM, self._before)
+
+    @contextlib.contextmanager
+    def of_call(self, failed: str) -> Iterator[SimpleNamespace]:
+        """`over` of what it yields says whether the call had to end."""
+        self._call = SimpleNamespace(failed=failed, deadline=time.monotonic() + self.seconds, over=False)
+        try:
+            yield self._call
+        finally:
+            self._call = None
+
+    def _on_signal(self, *_: Any) -> None:
+        if self._call and self._call.over:
+            raise TimeIsUp
+
+    def _watch(self) -> None:
+        while not self._left.wait(_LOOK):
+            call, now = self._call, time.monotonic()
+            if call and not call.over and (now > call.deadline or self._arena.store.check([call.failed])):
+                call.over, call.deadline = True, now + 3 * _LOOK
+            if call and call.over:
+                signal.pthread_kill(self._main, signal.SIGALRM)
+                if now > call.deadline:
+                    self._arena.end_connections()
+
+
+def run(function: Callable, exercise: Exercise, args: tuple, arena: Arena, place: str, limit: TimeLimit, at: At) -> Ran:
     """Use the function on these arguments. Whatever it raises is caught, except for Stop (KeyboardInterrupt).
 
-    It may take `seconds`, and ends sooner where another rank has failed. `place` is a name for this call.
+    It ends at the limit, and sooner where another rank has failed. `place` is a name for this call.
     """
     ran, answer = Ran(), functools.partial(function, group=at.group) if at.group else function
-    if exercise.room:
+    in_a_room = exercise.room and function is not exercise.reference
+    if in_a_room:
         first = next(arg for arg in args if isinstance(arg, torch.Tensor))
         ledger = MemoryLedger(SimpleNamespace(given=args), first.dtype)
         with ledger("before"):
             pass
         answer = ledger("call")(answer)
     failed_here = f"{arena.name}/{place}/failed"  # set in the store: the others need not wait for this rank any longer
-    with Watch(arena, place, at.group) as calls, traffic() as counted:
+    with Watch(arena, place, at.group), traffic() as counted:
         try:
-            with time_limit(seconds, arena, failed_here) as over:
+            with limit.of_call(failed_here) as call:
                 for criterion, what, value in exercise.use(answer, *args):
                     for name, part in parts(value).items():
                         ran.seen.append((criterion, f"{what}: {name}" if name else what, copied(part)))
@@ -77,19 +125,19 @@ def run(function: Callable, exercise: Exercise, args: tuple, arena: Arena, place
             raise
         except BaseException as error:  # SystemExit as well: an answer must not end the rank
             line = _place(error, function)
-            if isinstance(error, TimeIsUp) or (over.is_set() and isinstance(error, RuntimeError)):
-                ran.fail(HANGS, f"did not come back: after {seconds:g} s still {line or 'running'}")
+            if isinstance(error, TimeIsUp) or (call.over and isinstance(error, RuntimeError)):
+                ran.fail(HANGS, f"did not come back: after {limit.seconds:g} s still {line or 'running'}")
             elif isinstance(error, NotImplementedError) and not str(error):
                 ran.fail("written", NOT_WRITTEN)
             else:
                 ran.fail("runs", f"raised {in_short(error)}{f' ({line})' if line else ''}")
     if ran.failed not in ("", HANGS):
         arena.store.set(failed_here, "")
-    ran.report, ran.begun, begun = counted, calls.begun, started_and_waited_for(counted)
+    ran.report, begun = counted, started_and_waited_for(counted)
     late = begun["started"] - begun["waited for"]
     if late and not ran.failed:
         ran.fail("waits", f"{' or '.join(counted.calls)} was started and never waited for, {times(late)}")
-    elif exercise.room and not ran.failed:
+    elif in_a_room and not ran.failed:
         held, room = ledger.peak() - ledger.moments[0].elements(), exercise.room(at, *args)
         words = f"holds {held:,} elements beside its arguments, budget {room:,}"
         words += " (a name keeps its tensor until it is given another)"
@@ -101,41 +149,6 @@ def started_and_waited_for(counted: Counted) -> dict[str, int]:
     """How many calls a rank has started, and of how many it took the end: {"started": n, "waited for": m}."""
     events = Counter(event for event, _ in counted.events)
     return {"started": events["start"], "waited for": events["wait"]}
-
-
-@contextlib.contextmanager
-def time_limit(seconds: float, arena: Arena, failed: str) -> Iterator[threading.Event]:
-    """Ends the block when the time is over or when `failed` is set in the store; then the event is set.
-
-    A thread sends a signal, again and again: the main thread notices it while it computes in Python. A wait in gloo
-    notices nothing; so the arena's connections are ended, when all ranks know that the time is over.
-    """
-    left, over, main = threading.Event(), threading.Event(), threading.get_ident()
-
-    def on_signal(*_: Any) -> None:
-        if not left.is_set():
-            raise TimeIsUp
-
-    def watch() -> None:
-        deadline = time.monotonic() + seconds
-        while not left.wait(min(_LOOK, seconds)):
-            if not over.is_set() and (time.monotonic() > deadline or arena.store.check([failed])):
-                over.set()
-                deadline = time.monotonic() + 2 * _LOOK
-            if over.is_set():
-                signal.pthread_kill(main, signal.SIGALRM)
-                if time.monotonic() > deadline:
-                    arena.end_connections()
-
-    before = signal.signal(signal.SIGALRM, on_signal)
-    thread = threading.Thread(target=watch, name="time limit", daemon=True)
-    thread.start()
-    try:
-        yield over
-    finally:
-        left.set()
-        thread.join()  # after that it sends nothing more
-        signal.signal(signal.SIGALRM, before)
 
 
 def in_short(error: BaseException) -> str:

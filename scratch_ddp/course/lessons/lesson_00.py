@@ -4,7 +4,6 @@ import contextlib
 import io
 
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
 
 from scratch_ddp.course.exercise import Exercise
 
@@ -63,7 +62,7 @@ def get(what, dm=None):
 def _neighbours(at):
     yield "among all ranks", ("next",)
     rows = 2 if at.n % 2 == 0 else 1
-    mesh = init_device_mesh("cpu", (rows, at.n // rows), mesh_dim_names=("column", "row"))
+    mesh = at.mesh(column=rows, row=at.n // rows)
     for name in ("row", "column"):
         yield f"in a {name} of a {rows} × {at.n // rows} mesh", ("next", mesh[name])
 

@@ -19,7 +19,7 @@ def all_reduce_in_two_steps(tensor, root=0):
 
 
 def _roots(at):
-    for root in range(at.n):
+    for root in (0, 1):
         yield f"root={root}", (torch.arange(4.0) + 10**at.rank, root)
 
 

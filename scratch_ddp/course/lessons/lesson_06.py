@@ -8,7 +8,7 @@ from torch.nn.functional import mse_loss
 
 from scratch_ddp.course.compare import Words
 from scratch_ddp.course.exercise import Exercise
-from scratch_ddp.minimal.ddp import SimpleDistributedDataParallelism
+from scratch_ddp.minimal.ddp import DataParallel, SimpleDistributedDataParallelism
 
 
 def no_sync(model):
@@ -34,7 +34,7 @@ def no_sync(model):
 
 def _two_blocks(answer, before, error):
     """One block inside another, which then ends with `error`."""
-    model = SimpleDistributedDataParallelism(nn.Linear(2, 1))
+    model = DataParallel(nn.Identity())
     model.do_sync, raised = before, "nothing"
     try:
         with answer(model):
@@ -72,8 +72,8 @@ def train_epoch(model, optimizer, batches, n):
 
 
 def _epochs(at):
-    for count, n in ((8, 4), (7, 4), (5, 1), (3, 4)):
-        model = SimpleDistributedDataParallelism(nn.Linear(3, 1).double())
+    for count, n in ((8, 4), (7, 4), (2, 1), (3, 4)):
+        model = SimpleDistributedDataParallelism(nn.Linear(3, 1, bias=False).double())
         batches = [each.split([3, 1], 1) for each in torch.randn(at.n, count, 2, 4).double()[at.rank]]
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         yield f"{count} micro-batches in windows of {n}", (model, optimizer, batches, n)

@@ -48,7 +48,7 @@ def average_in_buckets(buckets):
 def _in_steps(answer, swapped):
     """A layer, then two side by side. Whichever was used last has its gradients first: another one on odd ranks."""
     model = nn.ModuleDict({name: nn.Linear(4, 4).double() for name in ("below", "left", "right")})
-    batches = torch.randn(dist.get_world_size(), 3, 5, 4).double()[dist.get_rank()]
+    batches = torch.randn(dist.get_world_size(), 2, 5, 4).double()[dist.get_rank()]
     order = ("right", "left") if swapped and dist.get_rank() % 2 else ("left", "right")
     below, left, right = (list(layer.parameters()) for layer in model.values())
     finish = answer([right, left, below])
@@ -61,7 +61,7 @@ def _in_steps(answer, swapped):
         yield from overlap(f"step {number}", model["below"], loss, batch)
         finish()
         yield "value", f"step {number}", model
-        model.zero_grad(set_to_none=number % 2 == 0)
+        model.zero_grad(set_to_none=swapped)
 
 
 def average_through_buffer(parameters):

@@ -34,17 +34,17 @@ def sharded_optimizer(params, make):
 
 
 def _parameters(at):
-    """2n + 1 parameters with gradients, which differ on the ranks."""
-    params = [nn.Parameter(torch.full((2, i + 1), float(i), dtype=torch.float64)) for i in range(2 * at.n + 1)]
+    """n + 1 parameters with gradients, which differ on the ranks."""
+    params = [nn.Parameter(torch.full((2, i + 1), float(i), dtype=torch.float64)) for i in range(at.n + 1)]
     for i, parameter in enumerate(params):
         parameter.grad = torch.full_like(parameter, 10.0**i * (at.rank + 1))
     torch.optim.Adam(params)  # torch imports what the first optimizer needs, which takes seconds: not in the answer
-    yield "2n + 1 parameters", (params,)
+    yield "n + 1 parameters", (params,)
 
 
 def _stepped(answer, params):
     own, step, zero_grad = answer(params, partial(torch.optim.Adam, lr=0.1))
-    for number in range(3):
+    for number in range(2):
         for i, parameter in enumerate(params):
             parameter.grad = torch.full_like(parameter, (-1.0) ** i * (number + 1))
         step()

@@ -8,7 +8,6 @@ from math import prod, sqrt
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from scratch_ddp.course.compare import Words
 from scratch_ddp.course.exercise import Exercise, Wrong
@@ -36,12 +35,11 @@ def hierarchical_all_reduce(tensor, mesh):
 
 
 def _on_hosts(at):
-    for hosts in (each for each in (2, at.n, 1) if at.n % each == 0):
+    several = 2 if at.n % 2 == 0 else at.n
+    for hosts, shape in ((several, (2, 8)), (several, (7, 11)), (1, (7, 11))):
         local = at.n // hosts
-        mesh = DeviceMesh("cpu", torch.arange(at.n).view(hosts, local), mesh_dim_names=("host", "local"))
-        for shape in ((2, 4 * local), (3, 5), (1,)):
-            tensor = torch.arange(prod(shape), dtype=torch.float64).view(shape) + 100 * at.rank + 2**-30
-            yield f"{hosts} × {local} ranks, shape {shape}", (tensor, mesh)
+        tensor = torch.arange(prod(shape), dtype=torch.float64).view(shape) + 100 * at.rank + 2**-30
+        yield f"{hosts} × {local} ranks, shape {shape}", (tensor, at.mesh(host=hosts, local=local))
 
 
 def _over_hosts(answer, tensor, mesh):

@@ -136,13 +136,14 @@ def _exchanges(log: Log) -> dict[Call, tuple]:
     seen: Counter = Counter()
     found = {}
     for call in (call for event, call in log if event == "start"):
-        channel = _channel(call)
-        found[call] = channel, seen[channel]
-        seen[channel] += 1
+        way = channel(call)
+        found[call] = way, seen[way]
+        seen[way] += 1
     return found
 
 
-def _channel(call: Call) -> tuple:
+def channel(call: Call) -> tuple:
+    """Where the ends of a call find each other: ("collective", ranks), or ("message", sender, receiver, ranks, tag)."""
     if call.name not in ("send", "recv"):
         return "collective", call.members
     here, there = call.members[call.rank], None if call.peer is None else call.members[call.peer]

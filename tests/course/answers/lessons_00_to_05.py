@@ -107,7 +107,7 @@ average_gradients
     parameter.grad /= world_size =>
   ✗ a rank without a gradient skips | runs: is frozen, rank 0 leaves the head out: Rank 0 had returned. Rank
     parameter.grad = torch.zeros_like(parameter) => continue
-  ✗ layer by layer, so the tied weight twice | cost: everything: 8 collective calls of one rank, budget 7.
+  ✗ layer by layer, so the tied weight twice | cost: everything: 5 collective calls of one rank, budget 4.
     model.parameters(): => (p for layer in model.children() for p in layer.parameters()):
   ✗ divides after the sum | value: half precision, large gradients: the gradient of 'weight' is [inf, inf]
     parameter.grad /= world_size =>
@@ -127,7 +127,7 @@ average_unequal
     items == 0 => parameter.grad is None
   ✗ a rank without items returns | runs: rank 0 has no items, its gradients are NaN: Rank 0 had returned. Rank
     for parameter in => if items == 0: return ⏎ for parameter in
-  ✗ asks for the total once per parameter | cost: each rank: 14 collective calls of one rank, budget 8.
+  ✗ asks for the total once per parameter | cost: 2r + 1 items: 8 collective calls of one rank, budget 5.
     total = torch.tensor(items, device=next(model.parameters()).device) ⏎ dist.all_reduce(total) =>
     if items == 0: => dist.all_reduce(total := torch.tensor(items)) ⏎ if items == 0:
 same_on_all_ranks

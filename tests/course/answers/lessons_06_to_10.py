@@ -29,7 +29,7 @@ train_epoch
     / window => / n
   ✗ does not divide | value: 8 micro-batches in windows of 4: the weight after step 0 is
     / window =>
-  ✗ talks after each micro-batch | cost: 8 micro-batches in windows of 4: 16 collective calls of one rank, budget 4
+  ✗ talks after each micro-batch | cost: 8 micro-batches in windows of 4: 8 collective calls of one rank, budget 2
     contextlib.nullcontext() if last else model.no_sync() => contextlib.nullcontext()
   ✗ one backward a window | passes: 8 micro-batches in windows of 4: the number of backward passes is 2, should be 8
     for i in range(0, len(batches), n):
@@ -120,12 +120,12 @@ sharded_step
   ✗ the weight is still there beside its gradient | memory: elements beside its arguments, budget
     del whole => pass
     del gradient => del gradient, whole
-  ✗ forgets the relu on the way back | value: 3 layers: `shards`[0] is wrong in
+  ✗ forgets the relu on the way back | value: 2 layers: `shards`[0] is wrong in
     delta = handed_down * below.sign() => delta = handed_down
-  ✗ all-reduces the whole gradient and takes its rows | cost: 6 bytes from one rank, budget
+  ✗ all-reduces the whole gradient and takes its rows | cost: bytes from one rank, budget
     dist.reduce_scatter(mine, list(gradient.split(len(shard)))) => dist.all_reduce(gradient)
     shard -= lr * mine => pass
-  ✗ the mean over this rank's items | value: 1 layer: `shards`[0] is wrong in
+  ✗ the mean over this rank's items | value: 2 layers: `shards`[0] is wrong in
     delta = outputs - targets => delta = (outputs - targets) / len(targets)
 gather_uneven
   ✗ leaves the padding in | value: rows: the result has shape

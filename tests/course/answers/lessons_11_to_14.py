@@ -2,7 +2,7 @@
 
 ANSWERS = """
 sharded_optimizer
-  ✗ an optimizer for all | memory: 2n + 1 parameters: step 0: the number of parameters that have state is
+  ✗ an optimizer for all | memory: n + 1 parameters: step 0: the number of parameters that have state is
     params[rank::n] => params
   ✗ clears its own share only | value: after zero_grad() in step 0: the gradient of '1' is
     for parameter in params: ⏎ parameter.grad = None => own.zero_grad()
@@ -15,7 +15,7 @@ sharded_optimizer
 reduce_to_owners
   ✗ reads what reduce leaves behind on the others | value: parameters: the gradient of '1' is
     if i % n != rank: ⏎ parameter.grad = None =>
-  ✗ an all-reduce, of which n - 1 throw the result away | cost: 0 bytes from one rank, budget
+  ✗ an all-reduce, of which n - 1 throw the result away | cost: bytes from one rank, budget
     dist.reduce(parameter.grad, dst=i % n) => dist.all_reduce(parameter.grad)
   ✗ the sum, not the mean | value: parameters: the gradient of '0' is
     parameter.grad /= n =>
@@ -164,7 +164,7 @@ slice_qkv
 sliced_cross_entropy
   ✗ each rank subtracts its own largest logit | value: small logits: the loss is 2
     dist.all_reduce(largest, dist.ReduceOp.MAX, group=group) =>
-  ✗ subtracts nothing | value: logits of about 1,000: the loss is inf, should be
+  ✗ subtracts nothing | value: logits of about 1,000, and far below: the loss is inf, should be
     (logits - largest[:, None]).exp() => logits.exp()
     logits[mine, here[mine]] - largest[mine] => logits[mine, here[mine]]
   ✗ takes its columns for the first | value: small logits: the loss is 2
