@@ -20,7 +20,7 @@ from scratch_ddp.course.capstone import real_loop
 from scratch_ddp.course.capstone.reference_class import MyDDP
 from scratch_ddp.course.check import try_cases
 from scratch_ddp.course.exercise import Exercise
-from scratch_ddp.course.run import in_short
+from scratch_ddp.course.run import TimeLimit, in_short
 from scratch_ddp.instruments.forked_ranks import RankFailed, run_ranks
 from scratch_ddp.instruments.memory.use import memory_use
 from scratch_ddp.instruments.traffic import ring_bytes, traffic
@@ -53,8 +53,8 @@ def judge(path: Path) -> dict[str, str]:
     return found if found.keys() == PROMISES.keys() else found | real_loop.judge(path.resolve())
 
 
-def judged(path: Path, limit: float = LIMIT, names: Iterable[tuple[str, ...]] | None = None) -> dict[str, str]:
-    """On a rank: what is wrong, by the exercises of these names. The class may take `limit` seconds for each.
+def judged(path: Path, seconds: float = LIMIT, names: Iterable[tuple[str, ...]] | None = None) -> dict[str, str]:
+    """On a rank: what is wrong, by the exercises of these names. The class may take so many `seconds` for each.
 
     If the file holds no class to judge, all criteria say so.
     """
@@ -69,7 +69,7 @@ def judged(path: Path, limit: float = LIMIT, names: Iterable[tuple[str, ...]] | 
     wrap = eval(compile("lambda model: MyDDP(model)", str(path), "eval"), vars(module))
     for each in names or EXERCISES:
         arena = Arena()
-        with arena:
+        with arena, TimeLimit(arena, seconds) as limit:
             complaints = try_cases(EXERCISES[each], wrap, arena, limit, arena.everyone)
         failed = next((words for name, words in complaints.items() if name in FAILURES and words), "")
         found |= {name: failed or complaints.get(AS_THE_ENGINE.get(name, name), "") for name in each}

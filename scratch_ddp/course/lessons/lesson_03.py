@@ -55,8 +55,9 @@ def _with_gradients(at):
 def average_unequal(model, items):
     """Replace every gradient by that of the mean loss over all ranks' items.
 
-    Before, it is that of the mean over this rank's `items`, which is their number.
-    Without items, a rank has None, zeros or NaN for gradients. It still takes part.
+    items: how many this rank had; 0 on some ranks, not on all. Before, gradients are
+    those of the mean loss over its own items; without items they are None, zeros or
+    NaN, and the rank takes part all the same.
     Cost: one all-reduce for each parameter (all are trainable), and one of one number.
     """
     # Which share of the whole batch's mean is this rank's?

@@ -68,6 +68,7 @@ def _times(at):
         "rank 0 is late often, the last rank once and for long": (3 * first, 4 * first, 90 * last, 2 * first),
         "two cost the others as much": (30 * last, 30 * first),
         "rank 0 and another are late each time": (50 * first or 60 * second, 50 * first or 60 * last),
+        "all are late for one, then one for all": (50 * (not second), 40 * last),
         "nobody waits": (0, 0),
     }.items():
         yield case, (torch.tensor([10**15 + 1000 * k + late for k, late in enumerate(after)]),)
@@ -76,10 +77,10 @@ def _times(at):
 def culprit(steps, messages):
     """Name a fault of the game and its rank (None: no rank's), as in ("straggler", 2).
 
-    steps[k][r]: what rank r did in step k, a dict of seconds: "data", "forward",
-    "backward", "waiting", "transfer". messages: (bytes, seconds) of each that rank 0
-    sent in all these steps; small is below 1 KB. A rank that takes a fifth of a step
-    longer than most is at fault; a few per cent are noise.
+    steps[k][r]: what rank r did in step k, all of it, a dict of seconds: "data",
+    "forward", "backward", "waiting", "transfer". messages: (bytes, seconds in transfer)
+    of each that rank 0 sent in all these steps; small is below 1 KB. A rank that takes
+    a fifth of a step longer than most is at fault; a few per cent are noise.
     """
     # What does each rank do by itself? Is it the same rank in most steps? If ranks are
     # alike: do small messages explain the transfer?
@@ -104,7 +105,7 @@ def culprit(steps, messages):
 
 
 def _profiles(at):
-    """Six steps of four ranks, as the game records them, with noise, two stalls, and a small message in each step."""
+    """Six steps of four ranks, as the game records them, with noise, stalls in two steps, and a small message in each step."""
     names = ("data", "forward", "backward", "waiting", "transfer")
     for fault in ("loader", "straggler", "uneven batches", ".item()", "last bucket"):
         busy = torch.tensor([4e-3, 32e-3, 64e-3]) * (1 + 0.03 * torch.rand(6, 4, 3))  # data, forward, backward
@@ -112,7 +113,7 @@ def _profiles(at):
         busy[range(len(late)), late, 1:] *= 1.8
         busy[:, 0, 2] *= 1.1  # less than a fault
         busy[:, 1, 0] += 60e-3 * (fault == "loader")
-        busy[0, [0, 2], [0, 2]] += 0.6
+        busy[:2, [0, 2], [0, 2]] += 0.6
         messages = [(4, 4e-3), *[(67_416, 12e-3)] * 3, (337_080, 44e-3) if fault == "last bucket" else (67_416, 12e-3)]
         messages += [(6, 4e-3)] * 10 * (fault == ".item()")
         transfer = torch.full((6, 4, 1), {".item()": 52e-3, "last bucket": 44e-3}.get(fault, 12e-3))
@@ -129,6 +130,7 @@ def _rows(at):
         nn.init.uniform_(norm.weight)
         x = 5 + (1 + at.rank) * torch.randn(at.n, rows, 3).double()[at.rank]
         yield case, (x, norm)
+    yield "two values a row", (x.new_tensor(range(6)).view(1, 3, 2) + torch.randn(2, 3, 2).double(), norm)
     yield "in eval mode", (x, norm.eval())
 
 

@@ -75,6 +75,8 @@ find_straggler
   ✗ the rank that waits most | value: the last rank is late: the result is 0, should be
     last = max(same) => last = min(same)
     sum(last - at => sum(at - last
+  ✗ once for each collective | value: one for all: the result is 0, should be 3 | n=4
+    sum(last - at for at in same) => last - min(same)
   ✗ among all ranks, not in the group | value: the result is 3, should be 2. Ranks 2–3 too | n=4
     return waited_for.index(most) => return dist.get_process_group_ranks(group)[waited_for.index(most)]
 culprit
@@ -85,6 +87,8 @@ culprit
     step[rank]["forward"] + step[rank]["backward"] => -step[rank]["waiting"]
   ✗ takes noise for a fault | value: item() planted: the result is ['straggler', 0], should be ['.item()', None]
     statistics.median(behind) > 0.2 => statistics.median(behind) > 0.02
+  ✗ a stall counts, by the mean | value: planted: the result is ['loader', 0], should be
+    statistics.median(step[rank]["data"] for step in steps) => statistics.mean(step[rank]["data"] for step in steps)
   ✗ ignores the messages' sizes | value: item() planted: the result is ['last bucket', None]
     small / len(steps) > transfer / 2 => len(messages) > 1000
   ✗ names a rank where it is no rank's | value: uneven batches planted: the result[1] is 2, should be None
@@ -98,6 +102,8 @@ sync_batch_norm
     exact.sum(others), exact.square().sum(others) => exact.mean(others), exact.square().mean(others)
     total[:features] / count => total[:features] / dist.get_world_size(group)
     total[features:-1] / count => total[features:-1] / dist.get_world_size(group)
+  ✗ rows are counted, not values | value: two values a row: the result is
+    x.numel() / features => len(x)
   ✗ the biased variance in the running one | value: rank r has 2 + r rows: the second argument: 'running_var' is
     variance * count / (count - 1) => variance
 one_f_one_b
