@@ -105,7 +105,7 @@ def culprit(steps, messages):
 
 
 def _profiles(at):
-    """Six steps of four ranks, as the game records them, with noise, stalls in two steps, and a small message in each step."""
+    """Six steps of four ranks, as the game records them: with noise, stalls in two steps, a small message in each."""
     names = ("data", "forward", "backward", "waiting", "transfer")
     for fault in ("loader", "straggler", "uneven batches", ".item()", "last bucket"):
         busy = torch.tensor([4e-3, 32e-3, 64e-3]) * (1 + 0.03 * torch.rand(6, 4, 3))  # data, forward, backward
