@@ -1,10 +1,15 @@
 """Stop: ranks leave together where they can, are freed where they wait, and the next cell works."""
 
 import re
+import signal
+import sys
+import threading
 import time
 
 import pytest
 
+from scratch_ddp.cells.rank import interruptible_group
+from scratch_ddp.cells.rank.stop import Interrupts
 from tests.cells.cases import assert_next_works, stopped
 
 # Ranks that can go on leave together
@@ -200,3 +205,29 @@ def test_a_stop_that_comes_as_the_cell_ends_hurts_nobody(four_ranks):
         result = four_ranks.run(f"%%distributed --stop-after {limit}\nimport time\ntime.sleep(0.05)")
         assert result.status == "ok" or result.error["ename"] == "RankInterrupt"
     assert_next_works(four_ranks)
+
+
+def test_an_interrupt_at_any_moment_of_a_hold_leaves_the_second_thread_free(monkeypatch):
+    """Python may notice a signal between any two of its steps, also inside of what the main thread waits with."""
+    monkeypatch.setattr(interruptible_group, "place", lambda: {"begun": {}, "members": {}})
+    monkeypatch.setattr(interruptible_group, "gates", [])
+    before = signal.getsignal(signal.SIGINT)
+    interrupts = Interrupts(lambda: (), lambda said: said["held"] and interrupts.hold({}))  # there is always news
+    signal.signal(signal.SIGINT, before)
+    interrupts.interruptible = True
+    for moment in range(150):
+        steps = iter(range(moment))
+
+        def look(frame, event, argument, steps=steps):
+            if frame.f_code is not Interrupts.hold.__code__ and next(steps, None) is None:
+                raise KeyboardInterrupt
+            return look
+
+        interrupts.hold({})
+        with pytest.raises(KeyboardInterrupt):
+            sys.settrace(look)  # until it raises
+            interrupts.before_call(collective=True)
+        second = threading.Thread(target=interrupts.hold, args=({},), daemon=True)
+        second.start()
+        second.join(10)
+        assert not second.is_alive(), f"it waits for ever, after an interrupt at step {moment}"

@@ -38,7 +38,9 @@ class Interrupts:
     def __init__(self, files: Callable[[], Any], send: Callable[[dict[str, Any]], None]):
         self._files, self._send = files, send
         self._main_thread = threading.main_thread().ident
-        self._moved = threading.Event()  # set when the main thread may go on, or should look again
+        # Free when the main thread should look again. An Event would not do: Python notices a signal in the middle of
+        # one, whose own lock is then held for ever, and the second thread would wait for it.
+        self._news = threading.Lock()
         self.interruptible = False  # whether the learner's code runs
         self.begin(None)
         signal.signal(signal.SIGINT, self.on_signal)
@@ -61,7 +63,8 @@ class Interrupts:
     def hold(self, until: dict[str, int]) -> None:
         """Hold before the next call as soon as so many have begun, by the keys of `interruptible_group.place`."""
         self._until = until
-        self._moved.set()
+        if self._news.locked():
+            self._news.release()
         if not self._held:  # else the main thread says where it is
             self._send(self._place())
 
@@ -83,13 +86,10 @@ class Interrupts:
 
     def _hold_here(self) -> None:
         """Until a call that others have begun is still to be made, or until the interrupt (main thread)."""
-        while True:
-            self._moved.clear()
-            if self._is_behind(self._until):
-                break
+        while not self._is_behind(self._until):
             self._held = True
             self._send(self._place())
-            self._moved.wait()
+            self._news.acquire()
         if self._held:
             self._held = False
             self._send(self._place())  # or the kernel would take it for held, and not ask whether this call waits
