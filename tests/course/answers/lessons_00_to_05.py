@@ -56,7 +56,7 @@ tree_broadcast
             dist.recv(tensor, group=group, group_src=root)
   ✗ torch's own broadcast | cost: ranks, src=0: 1 collective calls of one rank, budget 0
     dist.broadcast(tensor, src, group)
-  ✗ forgets the group | group: recv goes through all ranks, should stay in `group`. Rank 3 too | n=4
+  ✗ forgets the group | group: recv goes through all ranks, should stay in `group` | n=4
     dist.send(tensor, group=group, group_dst=(rank + reach) % n) => dist.send(tensor, (rank + reach) % n)
     dist.recv(tensor, group=group, group_src=(rank - reach) % n) => dist.recv(tensor, (rank - reach) % n)
 reduce
