@@ -66,6 +66,7 @@ class Arena:
         if not self._is_kept:
             self._end(self._own())
             Arena.group = dist.new_group(backend=interruptible_group.BACKEND)
+        self.group.rests = False
         dist.distributed_c10d._update_default_pg(self.group)
         return self
 
@@ -73,6 +74,7 @@ class Arena:
         dist.distributed_c10d._update_default_pg(self._learners)
         kept = set() if error or self.spoilt else {self.group}
         self._end(self._own() - kept)
+        self.group.rests = True
         if self.spoilt and not error:  # torch counts groups to name them, and some ranks may have made more
             world = dist.distributed_c10d._world
             world.group_count = max(self.exchange("groups", world.group_count, GRACE))

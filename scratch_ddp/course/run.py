@@ -131,6 +131,8 @@ def run(function: Callable, exercise: Exercise, args: tuple, arena: Arena, place
                 ran.fail("written", NOT_WRITTEN)
             else:
                 ran.fail("runs", f"raised {in_short(error)}{f' ({line})' if line else ''}")
+    if call.over and not ran.failed:  # the answer has caught what should have ended it
+        ran.fail(HANGS, f"did not come back within {limit.seconds:g} s")
     if ran.failed not in ("", HANGS):
         arena.store.set(failed_here, "")
     ran.report, begun = counted, started_and_waited_for(counted)

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from scratch_ddp.common.replicas import broadcast_from_first, gradient_problem
+from scratch_ddp.common.replicas import broadcast_from_first, complete_gradient, gradient_problem
 from scratch_ddp.common.wrapper import Group, OnItsWay
 from scratch_ddp.ddp.base import ReplicatedModule
 
@@ -191,21 +191,22 @@ class OverlappedDDP(ReplicatedModule):
     def _hand_out(self, where: list[int]) -> None:
         """Give each parameter its mean. What is in `.grad` on any rank is reduced now, one by one, and added.
 
-        That happens in the bucket: a rank without such a gradient needs no memory that it may lack while others wait.
+        Of a parameter with a bucket that happens there: a rank without such a gradient needs no memory that it may lack
+        while others wait.
         """
         self._take_back()
         for (_, parameter), anywhere in zip(self._named, where, strict=True):
             if anywhere == NOWHERE:
                 continue
-            if parameter in self._number_of:
+            if parameter not in self._number_of:  # without elements, or frozen when the model was wrapped
+                mean = complete_gradient(parameter).div_(self.world_size)
+            else:
                 mean = self.buckets[self._number_of[parameter]].views[parameter].detach()
-            else:  # without elements, or frozen when the model was wrapped
-                mean = torch.zeros_like(parameter)
-            if anywhere == IN_GRAD and mean.numel():
-                if dist.get_rank(self.group) != 0:
+                if anywhere == IN_GRAD and dist.get_rank(self.group) != 0:
                     mean.zero_()  # what was in the bucket counts once
-                if parameter.grad is not None:
-                    mean += parameter.grad.div_(self.world_size)
+                if anywhere == IN_GRAD and parameter.grad is not None:
+                    mean += complete_gradient(parameter).div_(self.world_size)
+            if anywhere == IN_GRAD and mean.numel():
                 dist.all_reduce(mean, group=self.group)
             parameter.grad = mean
 

@@ -47,6 +47,7 @@ def train(
     model: nn.Module,
     batches: Batches,
     epochs: int = 1,
+    lr: float = 1e-3,
     validation: Batches | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     report: Callable[[str], None] | None = None,
@@ -68,7 +69,7 @@ def train(
             f"the items are shared over {batches.world_size} ranks, but {ranks} train the model: "
             "wrap the model, or build the batches with its rank and world_size"
         )
-    optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
+    optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.01)
     history = history or History()
     steps, done = epochs * len(batches), len(history.losses)
     schedule = LambdaLR(optimizer, lambda step: warm_up_then_fall(step, steps), last_epoch=done - 1)
@@ -80,7 +81,7 @@ def train(
             model.train()
             began = epoch * len(batches)
             for batch in batches.epoch(epoch, len(history.losses) - began):
-                part = backward(model, batch.to(device), ranks).double()
+                part = backward(model, batch.to(device), ranks).cpu().double()  # not every GPU has float64
                 history.losses.append(_sum_over_ranks(part, model, ranks).item() / ranks)
                 optimizer.step()
                 optimizer.zero_grad()
@@ -90,7 +91,7 @@ def train(
                     after_step(batch, history)
             line = f"epoch {epoch + 1}: loss {statistics.fmean(history.losses[began:]):.4f}"
             if validation:
-                history.scores.append(evaluate(model, validation))
+                history.scores[epoch:] = [evaluate(model, validation)]
                 line += f", validation {history.scores[-1]}"
             if report:
                 report(line)

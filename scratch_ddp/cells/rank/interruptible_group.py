@@ -81,6 +81,7 @@ class InterruptibleGroup(dist.ProcessGroup):
         self.numbered = 0  # the same, with those that were refused because ranks called different things
         self.renewals = -1  # how often a Stop has put another group of gloo inside: what was under way never arrives
         self.retired = False
+        self.rests = False  # kept for a later check, until which no Stop concerns it
         self._gloo: Connections | None = None  # its `made` is the group of gloo
         self.wrappers: weakref.WeakSet[Any] = weakref.WeakSet()  # groups around this one, which start over with it
         self.renew()
@@ -308,10 +309,10 @@ def ranks_of(call: dict[str, Any]) -> list[int] | None:
 
 
 def _current_groups() -> "list[InterruptibleGroup]":
-    """Without those that were retired or destroyed."""
+    """Without those that were retired or destroyed, or that rest."""
     registered = dist.distributed_c10d._world.pg_group_ranks
     groups = [group for reference in list(_groups) if (group := reference()) is not None]
-    return [group for group in groups if not group.retired and group in registered]
+    return [group for group in groups if not (group.retired or group.rests) and group in registered]
 
 
 def announce_new_group(ranks: list[int] | None) -> None:

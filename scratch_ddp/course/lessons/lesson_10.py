@@ -123,9 +123,9 @@ def shard_unit(module):
 
 
 def _units(at):
-    hidden = at.n + 1  # n does not divide the elements
-    unit = nn.Sequential(nn.Linear(4, hidden), nn.Tanh(), nn.Linear(hidden, 4)).double()
-    yield f"a unit of {9 * hidden + 4} elements", (unit, torch.randn(at.n, 2, 3, 4).double()[at.rank])
+    for hidden in (at.n, at.n + 1):
+        unit = nn.Sequential(nn.Linear(4, hidden), nn.Tanh(), nn.Linear(hidden, 4)).double()
+        yield f"a unit of {9 * hidden + 4} elements", (unit, torch.randn(at.n, 2, 3, 4).double()[at.rank])
 
 
 def _steps(answer, unit, batches):

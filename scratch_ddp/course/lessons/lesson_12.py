@@ -109,7 +109,7 @@ def _profiles(at):
     names = ("data", "forward", "backward", "waiting", "transfer")
     for fault in ("loader", "straggler", "uneven batches", ".item()", "last bucket"):
         busy = torch.tensor([4e-3, 32e-3, 64e-3]) * (1 + 0.03 * torch.rand(6, 4, 3))  # data, forward, backward
-        late = {"straggler": [3] * 6, "uneven batches": [0, 1, 2, 3, 0, 1]}.get(fault, [])
+        late = {"straggler": [3] * 6, "uneven batches": [0, 1, 3, 1, 0, 3]}.get(fault, [])
         busy[range(len(late)), late, 1:] *= 1.8
         busy[:, 0, 2] *= 1.1  # less than a fault
         busy[:, 1, 0] += 60e-3 * (fault == "loader")

@@ -100,7 +100,7 @@ class LinkedGroup(dist.ProcessGroup):
             return operate(*args, **kwargs)  # no data leaves the rank
         given, link = [*args, *kwargs.values()], self.link or Link(0, 0)
         call = read_method(method, self, given)
-        nbytes = link_bytes(call, args)
+        nbytes = link_bytes(call, given)
         if self.hosts is None:
             seconds = link.seconds(nbytes, ring_rounds(call.name, self.size()))
         else:
@@ -119,11 +119,11 @@ for _method in METHODS:
     setattr(LinkedGroup, _method, partialmethod(LinkedGroup._run, _method))
 
 
-def link_bytes(call: Call, args: tuple) -> int:
-    """Bytes that this rank sends or receives, whichever is more. `args`: of the method, the output first."""
+def link_bytes(call: Call, given: list) -> int:
+    """Bytes that this rank sends or receives, whichever is more. `given`: to the method, the output first."""
     if call.name in ("send", "recv", "broadcast", "reduce", "barrier"):  # on a ring, a rank receives what it passes on
         return call.payload
-    outputs = sum(tensor.nbytes for tensor in tree_leaves(args[0]))
+    outputs = sum(tensor.nbytes for tensor in tree_leaves(given[0]))
     kept = min(call.payload, outputs) if call.kept is None else call.kept  # of the outputs: what was this rank's own
     return max(call.sent, outputs - kept)
 
