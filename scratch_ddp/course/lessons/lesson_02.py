@@ -38,7 +38,7 @@ def _two_roots(at, name):
 def _sizes(at):
     for size in (4 * at.n, at.n - 1, 0):
         yield f"{size} element{'s' * (size != 1)}", (torch.arange(float(size)) + 10**at.rank,)
-    yield "a matrix of float64", (torch.randn(at.n, 7, 143, dtype=torch.float64)[at.rank],)
+    yield "a matrix of float64", (torch.randn(at.n, 11, 109, dtype=torch.float64)[at.rank],)
 
 
 _GIVEN = "from scratch_ddp.collectives import send_recv"

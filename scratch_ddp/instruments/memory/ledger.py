@@ -21,7 +21,7 @@ from scratch_ddp.common.accounting import is_part_of_a_call
 from scratch_ddp.instruments.traffic import Counted, traffic
 from scratch_ddp.instruments.traffic.calls import LightMode
 
-_PATIENCE = 100  # milliseconds that a library's threads get to release tensors
+_PATIENCE = 20  # milliseconds that a library's threads get to release tensors
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ hierarchical_all_reduce
     dist.all_reduce(tensor)
   ✗ the groups have changed places | group: the group of each collective is mesh["host"],
     mesh["local"].get_group(), mesh["host"] => mesh["host"].get_group(), mesh["local"]
-  ✗ must divide | runs: shape (7, 11)
+  ✗ must divide | runs: ranks, shape (
     -(-size // n) => size // n
   ✗ no all-gather | value: `tensor` is
     dist.all_gather(list(parts), mine, group=local) => parts[dist.get_rank(local)] = mine
