@@ -94,9 +94,9 @@ class TimeLimit:
     def _watch(self) -> None:
         while not self._left.wait(_LOOK):
             call, now = self._call, time.monotonic()
-            if call and not call.over and now > call.alone_until:
-                if now > call.deadline or self._arena.store.check([call.failed]):
-                    call.over, call.deadline = True, now + 3 * _LOOK
+            failed_elsewhere = call and now > call.alone_until and self._arena.store.check([call.failed])
+            if call and not call.over and (failed_elsewhere or now > call.deadline):
+                call.over, call.deadline = True, now + 3 * _LOOK
             if call and call.over:
                 signal.pthread_kill(self._main, signal.SIGALRM)
                 if now > call.deadline:
