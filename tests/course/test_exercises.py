@@ -18,6 +18,7 @@ from scratch_ddp.course import lessons
 from scratch_ddp.course.arena import Arena
 from scratch_ddp.course.check import SECONDS
 from scratch_ddp.course.exercise import all_exercises
+from scratch_ddp.course.run import NOT_WRITTEN
 from tests.course.answers import all_answers, examined, on_ranks
 
 EXERCISES, ANSWERS = all_exercises(), all_answers()
@@ -65,6 +66,12 @@ def test_a_check_keeps_its_group_for_the_next_unless_a_call_failed_or_a_rank_has
     made, left = on_ranks(3, groups)
     assert [failed for _, failed in made] == [False, False, True, False, False]
     assert made[0][0] == made[1][0] == made[2][0] and len({uid for uid, _ in made}) == 3 and left == 2
+
+
+def test_a_rank_that_comes_late_to_a_stub_still_comes_to_it():
+    late = "    import time\n\n    time.sleep(0.5 * (dist.get_rank() == 0))\n    raise NotImplementedError\n"
+    stub = EXERCISES["f_and_g"].answer_cell(lambda _: late)
+    assert on_ranks(2, lambda: examined(stub, "f_and_g")) == {"written": NOT_WRITTEN}
 
 
 @pytest.mark.parametrize("name", EXERCISES)
