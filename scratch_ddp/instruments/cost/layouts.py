@@ -7,13 +7,19 @@ them. In backward nothing hides tensor parallelism's messages here; Megatron hid
 import math
 from dataclasses import astuple, dataclass, replace
 
-from scratch_ddp.instruments.cost.models import ModelShape, bytes_per_token, forward_flops_of_block, refuse_mixture
+from scratch_ddp.instruments.cost.models import (
+    ModelShape,
+    bytes_per_token,
+    forward_flops_of_block,
+    refuse_mixture,
+    weights_of,
+)
 from scratch_ddp.instruments.cost.states import MIXED, Precision, RankMemory, model_states
 from scratch_ddp.instruments.cost.wire import Cluster, Wire
 
 _LOGIT = 2 + 3 * 4  # bytes at the loss, at its peak: in bfloat16, and in float32 it, its logarithm and its gradient
 EFFICIENCY = 0.55  # of the peak, while a device computes: fits large models, within 11 % (see `published`)
-EFFICIENCIES = (0.38, 0.62)  # between these are the published runs, small models on slower H100 at the lower end
+EFFICIENCIES = (0.36, 0.62)  # between these are the published runs, small models on slower H100 at the lower end
 _ELEMENT = 2  # bytes of a number in activations
 _LITTLE = 0.05  # of a forward: norms and activations done again, which wait for memory (1.8 % of a step of an 8B)
 
@@ -23,9 +29,10 @@ class Layout:
     """dp replicas of a pipeline of pp stages, each of tp ranks that share its matrices: dp · tp · pp devices.
 
     micro: sequences in a micro-batch · micro_batches: of a replica in a step · stage: "DDP" or one of ZeRO's, ZeRO-3
-    without a pipeline only · checkpointing: True keeps only each block's input; "selective" does again what costs
-    little · chunks: of the model on each rank of an interleaved pipeline; 1 is 1F1B · shards: over how many replicas
-    ZeRO-3 shards (HSDP); 0: over all. Raises ValueError for what can't be.
+    without a pipeline only · checkpointing: True keeps only each block's input; "selective" also what matrices and the
+    attention put out, so that what is done again costs little; "half" the attention's and every second matrix's, as
+    torchtitan does · chunks: of the model on each rank of an interleaved pipeline; 1 is 1F1B · shards: over how many
+    replicas ZeRO-3 shards (HSDP); 0: over all. Raises ValueError for what can't be.
     """
 
     dp: int = 1
@@ -139,7 +146,8 @@ def step_time(
     head = tokens * 2 * shape.head / speed
     # Before attention and MLP tokens are gathered over tp, and behind them scattered.
     sent = (4 if shape.heads else 2) * cluster.wire(layout.tp).all_gather(_ELEMENT * tokens * shape.width)
-    again = {False: 0, "selective": _LITTLE, True: 1}[layout.checkpointing]  # of a forward, in backward
+    half = 2 * weights_of(shape.matrices[1::2]) / forward_flops_of_block(shape, sequence)
+    again = {False: 0, "selective": _LITTLE, "half": _LITTLE + half, True: 1}[layout.checkpointing]  # of a forward
     resent = 1 + (layout.checkpointing is True)  # messages of backward, in units of forward's
 
     stages = blocks_of_stages(shape.blocks, p)

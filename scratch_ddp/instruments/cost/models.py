@@ -5,6 +5,7 @@ et al., "PaLM", 2022, appendix B (the attention's). Saved are the tensors that t
 each once, with an attention that does not keep its scores (`sdpa`), and norms that compute in float32.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,8 +27,9 @@ class ModelShape:
     width: of the residual stream · inner: of the MLP · kv_heads: heads of keys and values · vocabulary: 0 without
     embedding and head · tied: these two are one matrix · positions: of a learned position embedding · mlp_matrices: 3
     for a gated MLP · norm_vectors: of each of a block's two norms, 2 with a bias, 0 without norms · saved_in_mlp:
-    tensors of width `inner` that the MLP saves for backward. If the parameters were counted: in_blocks: of all blocks ·
-    idle: of these, what a token does not pass in a mixture of experts · beside: of what is no part of the text model.
+    tensors of width `inner` that the MLP saves for backward · fused_norms: they save their input and output alone. If
+    the parameters were counted: in_blocks: of all blocks · idle: of these, what a token does not pass in a mixture of
+    experts · beside: of what is no part of the text model.
     """
 
     name: str
@@ -44,6 +46,7 @@ class ModelShape:
     norm_vectors: int = 1
     biases: bool = False
     saved_in_mlp: int = 4
+    fused_norms: bool = False
     in_blocks: int = 0
     idle: int = 0
     beside: int = 0
@@ -54,14 +57,19 @@ class ModelShape:
         return 2 * self.norm_vectors * self.width
 
     @property
+    def matrices(self) -> list[tuple[int, int]]:
+        """A block's matrices as (inputs, outputs), in the order of forward: query, key, value, output, then the MLP."""
+        width, query, key = self.width, self.heads * self.head_width, self.kv_heads * self.head_width
+        attention = [(width, query), (width, key), (width, key), (query, width)] if self.heads else []
+        return [*attention, *[(width, self.inner)] * (self.mlp_matrices - 1), (self.inner, width)]
+
+    @property
     def block(self) -> int:
         """Parameters of a block: matrices of attention and MLP, biases, norms. The average, if counted."""
         if self.in_blocks:
             return round(self.in_blocks / self.blocks)
-        query, key = self.heads * self.head_width, self.kv_heads * self.head_width
-        attention, mlp = 2 * self.width * (query + key), self.mlp_matrices * self.width * self.inner
-        biases = query + 2 * key + self.width + (self.mlp_matrices - 1) * self.inner + self.width
-        return attention + mlp + biases * self.biases + self.norms
+        biases = sum(outputs for _, outputs in self.matrices) if self.biases else 0
+        return weights_of(self.matrices) + biases + self.norms
 
     @property
     def embedding(self) -> int:
@@ -131,6 +139,11 @@ def from_config(config: "PretrainedConfig | str | Path", name: str = "") -> Mode
     return replace(shape, beside=_parameters(model) - shape.parameters)
 
 
+def weights_of(matrices: Sequence[tuple[int, int]]) -> int:
+    """How many numbers such matrices hold."""
+    return sum(inputs * outputs for inputs, outputs in matrices)
+
+
 def _parameters(module: torch.nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
@@ -153,18 +166,19 @@ def flops_per_token(shape: ModelShape, sequence: int, recomputes: bool = False) 
 def bytes_per_token(shape: ModelShape, element: int = 2, checkpointing: bool | str = False, tp: int = 1) -> float:
     """Bytes that a block saves for each token, on each of `tp` ranks that share it (sequence parallelism included).
 
-    `element`: bytes of a number. With `checkpointing` only a block's input is kept; if it is "selective", what matrices
-    and the attention put out. Raises ValueError for a mixture of experts.
+    `element`: bytes of a number. `checkpointing`: as of a `Layout`. Raises ValueError for a mixture of experts.
     """
     refuse_mixture(shape)
     width, inner = shape.width, shape.inner
     if checkpointing is True:
         return element * width / tp
-    # q, k, v, the output, and a sum of exponentials for each head
-    attention = 2 * element * (shape.heads + shape.kv_heads) * shape.head_width + _FLOAT32 * shape.heads
-    if checkpointing == "selective":
-        return (element * (2 * width + (shape.mlp_matrices - 1) * inner) + attention) / tp
-    rms = _FLOAT32 * width + _FLOAT32 + 2 * element * width  # x in float32, its scale, x scaled, that times the weight
+    attention = shape.heads * (element * shape.head_width + _FLOAT32)  # the output, and a sum of exponentials
+    if checkpointing:
+        kept = {"selective": shape.matrices[:-1], "half": shape.matrices[::2]}[checkpointing]
+        return (element * (width + sum(outputs for _, outputs in kept)) + attention) / tp
+    attention += element * (shape.heads + 2 * shape.kv_heads) * shape.head_width  # q, k and v
+    # x in float32 and scaled, its scale, and what is put out; or x as it is
+    rms = _FLOAT32 + 2 * element * width + (0 if shape.fused_norms else _FLOAT32 * width)
     layer = 2 * element * width + 2 * element  # input and output, mean and deviation
     norms = (element * width, 2 * rms, 2 * layer)[shape.norm_vectors]  # without norms, the MLP's input
     return (norms + attention + element * shape.saved_in_mlp * inner) / tp

@@ -17,6 +17,7 @@ from scratch_ddp.instruments.cost.wire import Cluster, Wire
 _USABLE = 0.9  # of the memory: the rest is for what the formulas leave out
 BOUNDS = ("compute", "FSDP's messages", "tensor parallel's messages", "memory", "too few sequences")
 _CHUNKS = (1, 2, 4, 8)
+_KEPT = (False, "selective", "half", True)  # of a block, from all to its input alone
 _TIED = 1.01  # a step that is longer by no more than that is as good: then less memory is better
 
 
@@ -84,7 +85,7 @@ def _ways(dp: int, tp: int, pp: int, sequences: int, blocks: int, in_node: int) 
     if pp == 1 and 1 < in_node < dp and dp % in_node == 0:
         stages.append(("ZeRO-3", in_node))  # HSDP
     micros = [2**k for k in range(1 + sequences.bit_length()) if sequences % 2**k == 0]
-    for micro, chunks, (stage, shards), checkpointing in product(micros, _CHUNKS, stages, (False, "selective", True)):
+    for micro, chunks, (stage, shards), checkpointing in product(micros, _CHUNKS, stages, _KEPT):
         m = sequences // micro
         if chunks == 1 or (pp > 1 and m % pp == 0 and pp * chunks <= blocks + 2):
             yield Layout(dp, tp, pp, micro, m, stage, checkpointing, chunks, shards)

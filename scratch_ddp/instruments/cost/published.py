@@ -1,6 +1,6 @@
 """Models by name, and what was published about training them: for forecasts that can be compared with something."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scratch_ddp.instruments.cost.layouts import EFFICIENCY, Layout, step_time
 from scratch_ddp.instruments.cost.models import GPT_2, ModelShape, flops_per_token
@@ -41,6 +41,7 @@ class PublishedRun:
     sequence: int
     tflops: float
     precision: Precision = MIXED
+    held: float = 0.0  # bytes of a GPU, if they are published
 
     def forecast(self, efficiency: float = EFFICIENCY) -> float:
         """The TFLOP/s by `step_time`."""
@@ -82,17 +83,21 @@ GPT_3 = (
     ),
 )
 # Llama team, "The Llama 3 Herd of Models", 2024, table 4: no activations are computed twice, gradients are float32, and
-# the pipeline has a block a chunk, if embedding and head count as one each.
-_405B = MODELS["Llama-3-405B"]
+# the pipeline has a block a chunk, if embedding and head count as one each. Which kernels it had is not said: here they
+# are those of Meta's xformers, whose SwiGLU saves two tensors, and norms that are fused, too.
+_405B = replace(MODELS["Llama-3-405B"], saved_in_mlp=2, fused_norms=True)
 LLAMA_3 = tuple(
     PublishedRun(_405B, _H100, Layout(dp, 8, 16, 1, m, "ZeRO-1", chunks=8), 8192, tflops, WIDE_GRADIENTS)
     for dp, m, tflops in ((64, 32, 430), (128, 16, 400))
 )
-# pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, tables 1 and 3: FSDP with selective recomputation, on
-# H100 of 500 instead of 700 W; tokens a second of a GPU, without and with torch.compile.
+# pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, tables 1 and 3: FSDP on H100 of 96 GB and 500 instead
+# of 700 W, without and with torch.compile; its selective checkpointing does every second matrix again.
 _8B = MODELS["Llama-3-8B"]
 _FLOPS = flops_per_token(_8B, 8192) / 1e12
+_MEASURED = ((8, 5762, 82.4), (8, 6667, 77.0), (128, 5605, 67.0), (128, 6514, 62.0))  # GPUs, tokens/s of one, its GiB
 TORCHTITAN = tuple(
-    PublishedRun(_8B, _H100, Layout(n, 1, 1, 2, 1, "ZeRO-3", "selective"), 8192, _FLOPS * tokens, WIDE_GRADIENTS)
-    for n, tokens in ((8, 5762), (8, 6667), (128, 5605), (128, 6514))
+    PublishedRun(
+        _8B, _H100, Layout(n, 1, 1, 2, 1, "ZeRO-3", "half"), 8192, _FLOPS * tokens, WIDE_GRADIENTS, 2**30 * gib
+    )
+    for n, tokens, gib in _MEASURED
 )

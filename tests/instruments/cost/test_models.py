@@ -4,9 +4,12 @@ Lesson 15 has what forwards save, what ranks hold, and the operations that torch
 """
 
 import json
+from collections import Counter
+from functools import partial
 
 import pytest
 import torch
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from scratch_ddp.course.pages.held_by_ranks import CONFIGS as TAUGHT
@@ -103,6 +106,30 @@ def test_the_peak_at_the_loss():
         found = small(input_ids=ids, labels=ids)  # it keeps the logits
         found.loss.backward()
     assert used.peak_bytes == pytest.approx(rank_memory(from_config(config), Layout(micro=4), 256).logits, rel=0.1)
+
+
+def test_half_of_the_matrices():
+    """What a block of a model holds after forward, under torch's selective checkpointing with torchtitan's rule."""
+
+    def keeps(products, context, operator, *_, **__):
+        products[context.is_recompute] += operator is torch.ops.aten.mm.default
+        is_every_second = operator is torch.ops.aten.mm.default and products[context.is_recompute] % 2
+        kept = is_every_second or "scaled_dot_product" in operator.name()
+        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    def held(blocks: int) -> int:
+        config = AutoConfig.for_model("llama", **SMALL | {"num_hidden_layers": blocks, "use_cache": False})
+        model, ids = AutoModelForCausalLM.from_config(config).bfloat16(), torch.randint(128, (4, 64))
+        for block in model.model.layers:
+            contexts = lambda: create_selective_checkpoint_contexts(partial(keeps, Counter()))  # noqa: E731
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False, context_fn=contexts)
+        with memory_use() as used:
+            loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()  # with as many products as before
+        return used.kept_bytes
+
+    shape = from_config(AutoConfig.for_model("llama", **SMALL))
+    assert (held(4) - held(3)) / (4 * 64) == pytest.approx(bytes_per_token(shape, checkpointing="half"), rel=0.05)
 
 
 def test_model_states_are_those_of_the_zero_paper():

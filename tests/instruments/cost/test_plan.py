@@ -24,22 +24,27 @@ def test_what_binds():
 
 
 def test_published_trainings():
-    """Large models within 11 %; small ones and slower GPUs within the range; ZeRO-3 of 2021 by how much it is off."""
+    """Large models within 11 %; all but ZeRO-3 of 2021 within the range; and by how much that is off."""
     for run in (*MEGATRON[2:], GPT_3[0], *LLAMA_3):
         assert run.forecast() == pytest.approx(run.tflops, rel=0.11), run.shape.name
     for run in (*MEGATRON, *GPT_3[:2], *LLAMA_3, *TORCHTITAN):
         slow, quick = map(run.forecast, EFFICIENCIES)
-        assert slow * 0.87 <= run.tflops <= quick, (run.shape.name, run.layout, slow, run.tflops, quick)
+        assert slow <= run.tflops <= quick, (run.shape.name, run.layout, slow, run.tflops, quick)
     assert GPT_3[3].forecast() / GPT_3[3].tflops == pytest.approx(3.9, rel=0.05)
+    assert all(0.66 < run.tflops / run.forecast() < 0.79 for run in TORCHTITAN)
     eight, many = (run.forecast() for run in TORCHTITAN[::2])
     assert 0.95 < many / eight < 1  # theirs: 0.973
 
 
 def test_published_memory():
-    """torchtitan's 67.0 and 82.4 GiB, where every second matrix's output is kept; what sharding saves is exact."""
-    many, eight = (rank_memory(each.shape, each.layout, 8192, each.precision).total for each in TORCHTITAN[2::-2])
-    assert eight - many == pytest.approx(2**30 * (82.4 - 67.0), rel=0.1)
-    assert many / 2**30 == pytest.approx(67.0, rel=0.2)
+    """torchtitan's within 5 %, and what sharding saves; Llama's 80 GB, which transformers' code would not fit into."""
+    totals = [rank_memory(each.shape, each.layout, 8192, each.precision).total for each in TORCHTITAN]
+    assert totals == pytest.approx([each.held for each in TORCHTITAN], rel=0.05)
+    assert totals[0] - totals[2] == pytest.approx(TORCHTITAN[0].held - TORCHTITAN[2].held, rel=0.1)
+    for run, unfused in zip(LLAMA_3, (129e9, 119e9), strict=True):
+        assert 0.9 * 80e9 < rank_memory(run.shape, run.layout, 8192, run.precision).total < 80e9
+        held = rank_memory(MODELS["Llama-3-405B"], run.layout, 8192, run.precision).total
+        assert held == pytest.approx(unfused, rel=0.01)
 
 
 def test_a_pipeline_has_no_more_micro_batches_under_way_than_there_are():
@@ -78,6 +83,7 @@ def test_parts_of_a_step():
     assert chunks.bubble == cut.bubble / 2 and chunks.pipeline > cut.pipeline
     assert 1.3 < step(micro_batches=8, checkpointing=True).compute / alone.compute < 4 / 3
     assert 1.01 < step(micro_batches=8, checkpointing="selective").compute / alone.compute < 1.02
+    assert 1.11 < step(micro_batches=8, checkpointing="half").compute / alone.compute < 1.13
     # With several micro-batches ZeRO-1 reduces once, ZeRO-2 and ZeRO-3 each time.
     data = {stage: step(64, micro_batches=8, stage=stage).data for stage in ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3")}
     assert data["DDP"] < data["ZeRO-1"] < data["ZeRO-2"] and data["ZeRO-3"] > 0
@@ -95,7 +101,7 @@ def test_what_a_plan_tries():
         assert all(8 % each.tp == 0 and (shape.kv_heads or shape.inner) % each.tp == 0 for each in tried)
         assert {each.devices for each in tried} == {devices} and {each.batch for each in tried} == {96}
         assert {1, 2, 4, 8} <= {each.chunks for each in tried} and {0, 4} <= {each.shards for each in tried}
-        assert {False, True, "selective"} == {each.checkpointing for each in tried}
+        assert {False, True, "selective", "half"} == {each.checkpointing for each in tried}
     assert LLAMA_3[0].layout in layouts(MODELS["Llama-3-405B"], H100, 8192, 2048)
 
 
