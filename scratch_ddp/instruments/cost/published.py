@@ -51,7 +51,8 @@ class PublishedRun:
 
 
 # D. Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", SC 2021, table
-# 1, interleaved where there is a pipeline (section 5.1), here in two chunks a rank; table 2 for ZeRO-3.
+# 1, interleaved where there is a pipeline (section 5.1), here in the fewest chunks that divide a stage. Table 2 for GPT-3,
+# under ZeRO-3 too.
 _TABLE = (  # parameters in 10⁹, heads, width, blocks, tp, pp, GPUs, batch, TFLOP/s of a GPU
     (1.7, 24, 2304, 24, 1, 1, 32, 512, 137),
     (3.6, 32, 3072, 30, 2, 1, 64, 512, 138),
@@ -68,19 +69,19 @@ _TABLE = (  # parameters in 10⁹, heads, width, blocks, tp, pp, GPUs, batch, TF
 
 def _megatron(size: float, heads: int, width: int, blocks: int, tp: int, pp: int, gpus: int, batch: int, tflops: float):
     dp = gpus // tp // pp
-    chunks = 2 if pp > 1 and batch // dp % pp == 0 else 1
+    fewest = next(chunks for chunks in range(2, blocks + 1) if blocks // pp % chunks == 0)
+    chunks = fewest if pp > 1 and batch // dp % pp == 0 else 1
     layout = Layout(dp, tp, pp, 1, batch // dp, checkpointing=True, chunks=chunks)
     return PublishedRun(_gpt(f"GPT {size:g}B", blocks, width, heads), _A100, layout, 2048, tflops)
 
 
 MEGATRON = tuple(_megatron(*row) for row in _TABLE)
-_GPT_3 = _gpt("GPT-3 175B", 96, 12288, 96)
-GPT_3 = (
-    PublishedRun(_GPT_3, _A100, Layout(4, 8, 12, 1, 384, checkpointing=True, chunks=2), 2048, 153),
-    *(
-        PublishedRun(_GPT_3, _A100, Layout(n, micro=1536 // n, stage="ZeRO-3", checkpointing=True), 2048, tflops)
-        for n, tflops in ((384, 144), (768, 88), (1536, 44))
-    ),
+GPT_3 = tuple(
+    _megatron(174.6, 96, 12288, 96, 8, 12, gpus, 1536, tflops) for gpus, tflops in ((384, 153), (768, 149), (1536, 141))
+)
+GPT_3_SHARDED = tuple(
+    PublishedRun(GPT_3[0].shape, _A100, Layout(n, micro=1536 // n, stage="ZeRO-3", checkpointing=True), 2048, tflops)
+    for n, tflops in ((384, 144), (768, 88), (1536, 44))
 )
 # Llama team, "The Llama 3 Herd of Models", 2024, table 4: no activations are computed twice, gradients are float32, and
 # the pipeline has a block a chunk, if embedding and head count as one each. Which kernels it had is not said: here they
@@ -91,7 +92,7 @@ LLAMA_3 = tuple(
     for dp, m, tflops in ((64, 32, 430), (128, 16, 400))
 )
 # pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, tables 1 and 3: FSDP on H100 of 96 GB and 500 instead
-# of 700 W, without and with torch.compile; its selective checkpointing does every second matrix again.
+# of 700 W, without and with torch.compile. The "op" checkpointing of llama3_8b.toml does every second matrix again.
 _8B = MODELS["Llama-3-8B"]
 _FLOPS = flops_per_token(_8B, 8192) / 1e12
 _MEASURED = ((8, 5762, 82.4), (8, 6667, 77.0), (128, 5605, 67.0), (128, 6514, 62.0))  # GPUs, tokens/s of one, its GiB

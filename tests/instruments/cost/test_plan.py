@@ -8,7 +8,7 @@ from scratch_ddp.instruments.cost import CLUSTERS, MODELS, Layout, Link, bytes_p
 from scratch_ddp.instruments.cost.__main__ import main
 from scratch_ddp.instruments.cost.layouts import EFFICIENCIES, blocks_of_stages, rank_memory, step_time
 from scratch_ddp.instruments.cost.plan import layouts, plan, what_binds
-from scratch_ddp.instruments.cost.published import GPT_3, LLAMA_3, MEGATRON, TORCHTITAN
+from scratch_ddp.instruments.cost.published import GPT_3, GPT_3_SHARDED, LLAMA_3, MEGATRON, TORCHTITAN
 from scratch_ddp.instruments.cost.states import WIDE_GRADIENTS
 from scratch_ddp.pipeline import interleaved, one_f_one_b
 
@@ -25,12 +25,12 @@ def test_what_binds():
 
 def test_published_trainings():
     """Large models within 11 %; all but ZeRO-3 of 2021 within the range; and by how much that is off."""
-    for run in (*MEGATRON[2:], GPT_3[0], *LLAMA_3):
+    for run in (*MEGATRON[2:], *GPT_3, *LLAMA_3):
         assert run.forecast() == pytest.approx(run.tflops, rel=0.11), run.shape.name
-    for run in (*MEGATRON, *GPT_3[:2], *LLAMA_3, *TORCHTITAN):
+    for run in (*MEGATRON, *GPT_3, GPT_3_SHARDED[0], *LLAMA_3, *TORCHTITAN):
         slow, quick = map(run.forecast, EFFICIENCIES)
         assert slow <= run.tflops <= quick, (run.shape.name, run.layout, slow, run.tflops, quick)
-    assert GPT_3[3].forecast() / GPT_3[3].tflops == pytest.approx(3.9, rel=0.05)
+    assert GPT_3_SHARDED[2].forecast() / GPT_3_SHARDED[2].tflops == pytest.approx(3.9, rel=0.05)
     assert all(0.66 < run.tflops / run.forecast() < 0.79 for run in TORCHTITAN)
     eight, many = (run.forecast() for run in TORCHTITAN[::2])
     assert 0.95 < many / eight < 1  # theirs: 0.973
@@ -83,7 +83,7 @@ def test_parts_of_a_step():
     assert chunks.bubble == cut.bubble / 2 and chunks.pipeline > cut.pipeline
     assert 1.3 < step(micro_batches=8, checkpointing=True).compute / alone.compute < 4 / 3
     assert 1.01 < step(micro_batches=8, checkpointing="selective").compute / alone.compute < 1.02
-    assert 1.11 < step(micro_batches=8, checkpointing="half").compute / alone.compute < 1.13
+    assert 1.09 < step(micro_batches=8, checkpointing="half").compute / alone.compute < 1.12
     # With several micro-batches ZeRO-1 reduces once, ZeRO-2 and ZeRO-3 each time.
     data = {stage: step(64, micro_batches=8, stage=stage).data for stage in ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3")}
     assert data["DDP"] < data["ZeRO-1"] < data["ZeRO-2"] and data["ZeRO-3"] > 0
