@@ -51,8 +51,8 @@ class PublishedRun:
 
 
 # D. Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", SC 2021, table
-# 1, interleaved where there is a pipeline (section 5.1), here in the fewest chunks that divide a stage. Table 2 for GPT-3,
-# under ZeRO-3 too.
+# 1, interleaved where there is a pipeline (section 5.1), here in the fewest chunks that divide a stage; table 2 for
+# GPT-3, under ZeRO-3 too.
 _TABLE = (  # parameters in 10⁹, heads, width, blocks, tp, pp, GPUs, batch, TFLOP/s of a GPU
     (1.7, 24, 2304, 24, 1, 1, 32, 512, 137),
     (3.6, 32, 3072, 30, 2, 1, 64, 512, 138),
