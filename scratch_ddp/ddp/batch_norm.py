@@ -56,8 +56,9 @@ def sync_batch_norm(x, norm, group=None):
     else:
         mean, variance = norm.running_mean, norm.running_var
     scale = (variance + norm.eps).rsqrt()
-    mean, scale = mean.to(x.dtype), scale.to(x.dtype)
-    return (x - per_feature(mean)) * per_feature(scale * norm.weight) + per_feature(norm.bias)
+    wide = torch.promote_types(x.dtype, norm.weight.dtype)  # x may be in half precision
+    mean, scale = mean.to(wide), scale.to(wide)
+    return ((x - per_feature(mean)) * per_feature(scale * norm.weight) + per_feature(norm.bias)).to(x.dtype)
     # end of the answer
 
 

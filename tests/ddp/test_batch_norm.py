@@ -47,6 +47,14 @@ def trained() -> None:
     assert counted.calls == {}
 
 
+def in_half_precision() -> None:
+    """As with BatchNorm, the result is in the input's precision, and what it is computed from in the weight's."""
+    torch.manual_seed(0)
+    whole, rank, n = (100 + torch.randn(9, 3)).bfloat16(), dist.get_rank(), dist.get_world_size()
+    y = SyncBatchNorm.convert(nn.BatchNorm1d(3))(whole.tensor_split(n)[rank])
+    torch.testing.assert_close(y, nn.BatchNorm1d(3)(whole).tensor_split(n)[rank])
+
+
 def test_conversion_keeps_the_tensors_and_names_what_it_cannot_convert():
     model = build()
     before = copy.copy(list(model.parameters()))
@@ -72,4 +80,4 @@ def too_few_rows() -> None:
 
 
 def test_a_converted_model_trains_as_one_process():
-    in_turn(3, lambda check: check(), [(trained,), (too_few_rows,)])
+    in_turn(3, lambda check: check(), [(trained,), (in_half_precision,), (too_few_rows,)])
