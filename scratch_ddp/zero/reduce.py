@@ -89,7 +89,8 @@ def clip_grad_norm_(optimizer: ShardedOptimizer, max_norm: float) -> torch.Tenso
     own = [each.grad.detach() for each in optimizer.parameters if each.grad is not None and optimizer.owns(each)]
     total = torch.zeros((), dtype=torch.float64, device=message_device(optimizer.group))
     for gradient in own:  # the ranks' sums of squares add up, but their norms don't
-        total += torch.linalg.vector_norm(gradient, dtype=torch.float64).square().to(total.device)
+        wide = torch.promote_types(gradient.dtype, torch.float64)  # perhaps complex
+        total += torch.linalg.vector_norm(gradient, dtype=wide).square().to(total.device)
     dist.all_reduce(total, group=optimizer.group)
     norm = total.sqrt()
     torch.nn.utils.clip_grads_with_norm_(optimizer.parameters, max_norm, norm)
