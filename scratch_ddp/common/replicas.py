@@ -81,13 +81,12 @@ def broadcast_shares(shares: Sequence[Iterable[torch.Tensor]], group: dist.Proce
     a rank sends (n - 1)/n of all bytes if the shares are equal. Memory while it runs: a copy of all small tensors
     and of those that are not contiguous. What travels are bytes: gloo can't send every dtype.
     """
-    under_way = []
+    works = []
     for owner, tensors in enumerate(shares):
         for message in split_into_messages(tensor.detach() for tensor in tensors):
             flat = flatten(message)
-            work = dist.broadcast(bytes_of(flat), group=group, group_src=owner, async_op=True)
-            under_way.append((work, flat, message))
-    for work, flat, message in under_way:
+            works.append((dist.broadcast(bytes_of(flat), group=group, group_src=owner, async_op=True), flat, message))
+    for work, flat, message in works:
         work.wait()
         copy_back(flat, message)
 
