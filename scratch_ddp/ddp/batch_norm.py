@@ -5,6 +5,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from scratch_ddp.common.wrapper import Group, process_group
+
 
 def sync_batch_norm(x, norm, group=None):
     """Return norm(x) as in one process with all ranks' rows; x's gradient is as there.
@@ -71,7 +73,7 @@ class SyncBatchNorm(_BatchNorm):
     group: dist.ProcessGroup | None = None
 
     @classmethod
-    def convert(cls, model: nn.Module, group: dist.ProcessGroup | None = None) -> nn.Module:
+    def convert(cls, model: nn.Module, group: Group = None) -> nn.Module:
         """Make every BatchNorm in `model` such a norm, with all that it holds; return the model.
 
         No communication. Raises ValueError, before anything is changed, for a norm without weight, running statistics
@@ -84,7 +86,7 @@ class SyncBatchNorm(_BatchNorm):
                 needs = "it needs BatchNorm's forward, a weight, running statistics and a momentum"
                 raise ValueError(f"the norm {name!r} can't be synchronized: {needs}")
         for _, each in found:
-            each.__class__, each.group = cls, group
+            each.__class__, each.group = cls, group and process_group(group)
         return model
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 
 from scratch_ddp.ddp import SyncBatchNorm
 from scratch_ddp.instruments.traffic import traffic
@@ -26,7 +27,7 @@ def build() -> nn.Module:
 
 def trained() -> None:
     rank, n = dist.get_rank(), dist.get_world_size()
-    alone, synced = build(), SyncBatchNorm.convert(build())
+    alone, synced = build(), SyncBatchNorm.convert(build(), init_device_mesh("cpu", (n,)))
     whole = torch.randn(7, 2, 4, 4, dtype=torch.float64)
     mine = whole.tensor_split(n)[rank]
     for _ in range(2):
