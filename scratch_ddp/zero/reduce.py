@@ -12,8 +12,6 @@ from scratch_ddp.common.tensors import copy_back, flatten, split_into_messages
 from scratch_ddp.zero import checks
 from scratch_ddp.zero.optimizer import ShardedOptimizer
 
-NORMS = (torch.linalg.vector_norm, torch._foreach_norm)
-
 
 class Mean(torch.Tensor):
     """A mean gradient that other ranks lack: an ordinary tensor that torch's clip_grad_norm_ can't take for all."""
@@ -22,7 +20,7 @@ class Mean(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if func in NORMS:
+        if func in (torch.linalg.vector_norm, torch._foreach_norm):
             raise RuntimeError(
                 "the norm of the gradients on this rank is not the norm of all, and would scale them differently on "
                 "each rank: use scratch_ddp.zero.clip_grad_norm_(optimizer, …) in place of torch.nn.utils's"
