@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from scratch_ddp.common.accounting import set_up
-from scratch_ddp.common.tensors import copy_back, flatten, split_into_messages
+from scratch_ddp.common.tensors import bytes_of, copy_back, flatten, split_into_messages
 
 OTHER_BUFFERS = (
     "the ranks hold different buffers, or of other shapes, so that they can't become the first rank's: register a "
@@ -79,14 +79,14 @@ def broadcast_shares(shares: Sequence[Iterable[torch.Tensor]], group: dist.Proce
 
     Cost: a broadcast for each tensor of 1 MB or more, and for each rank and dtype one for all smaller ones. On a ring
     a rank sends (n - 1)/n of all bytes if the shares are equal. Memory while it runs: a copy of all small tensors
-    and of those that are not contiguous.
+    and of those that are not contiguous. What travels are bytes: gloo can't send every dtype.
     """
-    under_way = []
+    works = []
     for owner, tensors in enumerate(shares):
         for message in split_into_messages(tensor.detach() for tensor in tensors):
             flat = flatten(message)
-            under_way.append((dist.broadcast(flat, group=group, group_src=owner, async_op=True), flat, message))
-    for work, flat, message in under_way:
+            works.append((dist.broadcast(bytes_of(flat), group=group, group_src=owner, async_op=True), flat, message))
+    for work, flat, message in works:
         work.wait()
         copy_back(flat, message)
 

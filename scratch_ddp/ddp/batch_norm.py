@@ -5,6 +5,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from scratch_ddp.common.wrapper import Group, process_group
+
 
 def sync_batch_norm(x, norm, group=None):
     """Return norm(x) as in one process with all ranks' rows; x's gradient is as there.
@@ -56,8 +58,9 @@ def sync_batch_norm(x, norm, group=None):
     else:
         mean, variance = norm.running_mean, norm.running_var
     scale = (variance + norm.eps).rsqrt()
-    mean, scale = mean.to(x.dtype), scale.to(x.dtype)
-    return (x - per_feature(mean)) * per_feature(scale * norm.weight) + per_feature(norm.bias)
+    wide = torch.promote_types(x.dtype, norm.weight.dtype)  # x may be in half precision
+    mean, scale = mean.to(wide), scale.to(wide)
+    return ((x - per_feature(mean)) * per_feature(scale * norm.weight) + per_feature(norm.bias)).to(x.dtype)
     # end of the answer
 
 
@@ -70,7 +73,7 @@ class SyncBatchNorm(_BatchNorm):
     group: dist.ProcessGroup | None = None
 
     @classmethod
-    def convert(cls, model: nn.Module, group: dist.ProcessGroup | None = None) -> nn.Module:
+    def convert(cls, model: nn.Module, group: Group = None) -> nn.Module:
         """Make every BatchNorm in `model` such a norm, with all that it holds; return the model.
 
         No communication. Raises ValueError, before anything is changed, for a norm without weight, running statistics
@@ -83,7 +86,7 @@ class SyncBatchNorm(_BatchNorm):
                 needs = "it needs BatchNorm's forward, a weight, running statistics and a momentum"
                 raise ValueError(f"the norm {name!r} can't be synchronized: {needs}")
         for _, each in found:
-            each.__class__, each.group = cls, group
+            each.__class__, each.group = cls, group and process_group(group)
         return model
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

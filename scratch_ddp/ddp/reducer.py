@@ -56,7 +56,7 @@ class OverlappedDDP(ReplicatedModule):
 
     If one rank leaves out a whole step, its next step meets the one that it left out on the others.
     So it waits for them at the very end, and the rank cell or the process group's timeout reports that. Collectives in
-    the model's own backward (SyncBatchNorm's) need a group of their own where ranks use different parameters.
+    the same backward (SyncBatchNorm's, a second wrapper's) need a group of their own where ranks use other parameters.
     """
 
     takes_gradients = True
@@ -194,7 +194,6 @@ class OverlappedDDP(ReplicatedModule):
         Of a parameter with a bucket that happens there: a rank without such a gradient needs no memory that it may lack
         while others wait.
         """
-        self._take_back()
         for (_, parameter), anywhere in zip(self._named, where, strict=True):
             if anywhere == NOWHERE:
                 continue
@@ -204,21 +203,17 @@ class OverlappedDDP(ReplicatedModule):
                 mean = self.buckets[self._number_of[parameter]].views[parameter].detach()
                 if anywhere == IN_GRAD and dist.get_rank(self.group) != 0:
                     mean.zero_()  # what was in the bucket counts once
-                if anywhere == IN_GRAD and parameter.grad is not None:
+                if anywhere == IN_GRAD and parameter.grad is not None and not isinstance(parameter.grad, OnItsWay):
                     mean += complete_gradient(parameter).div_(self.world_size)
             if anywhere == IN_GRAD and mean.numel():
                 dist.all_reduce(mean, group=self.group)
             parameter.grad = mean
 
-    def _take_back(self) -> None:
-        """Let no `.grad` be on its way any more."""
+    def _forget_step(self) -> None:
+        """Go on with new buckets: an all-reduce that was given up may still write into the old ones."""
         for parameter in self._arrived:
             if isinstance(parameter.grad, OnItsWay):
                 parameter.grad = None
-
-    def _forget_step(self) -> None:
-        """Go on with new buckets: an all-reduce that was given up may still write into the old ones."""
-        self._take_back()
         self.buckets = [*map(Bucket, self.share_buckets([each for each in self._trained[::-1] if each.numel()]))]
         self._number_of = {each: number for number, bucket in enumerate(self.buckets) for each in bucket.views}
         self._begin_step()

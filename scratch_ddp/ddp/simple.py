@@ -24,12 +24,12 @@ class SimpleDistributedDataParallelism(ReplicatedModule):
         super().__init__(model, group)  # names, shapes, dtypes are the same, or all raise
         problem = None
         for name, mine in named_tensors(model):
-            rank0s = mine.detach().clone()
+            rank0s = bytes_of(mine).clone()  # gloo can't send every dtype
             with set_up():  # not counted as training's traffic
                 dist.broadcast(rank0s, group=self.group, group_src=0)
-            if problem is None and not torch.equal(bytes_of(mine), bytes_of(rank0s)):
-                here, there = (each.detach().to(torch.complex128) for each in (mine, rank0s))  # takes any dtype
-                apart = (here - there).abs().max().item()
+            if problem is None and not torch.equal(bytes_of(mine), rank0s):
+                there = rank0s.view(mine.dtype).view(mine.shape)
+                apart = (mine.detach().to(torch.complex128) - there.to(torch.complex128)).abs().max().item()
                 problem = f"{name!r} differs from rank 0's by {apart:.3g}: set the same seed before building the model"
         raise_everywhere(problem, self.group)  # else equal ranks would wait for ever
 

@@ -163,6 +163,10 @@ class ShardedOptimizer(Optimizer):
         self.state, self.param_groups = self.own.state, self.own.param_groups
         self._mark_state()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies; torch's leaves out what other optimizers lack."""
+        return super().__getstate__() | {name: vars(self)[name] for name in ("group", "owners", "reduced", "own")}
+
     def _mark_state(self) -> None:
         """Leave an entry even on a rank that owns nothing: torch's get_state_dict has an optimizer without any step."""
         if not self.state:

@@ -12,8 +12,6 @@ from scratch_ddp.common.tensors import copy_back, flatten, split_into_messages
 from scratch_ddp.zero import checks
 from scratch_ddp.zero.optimizer import ShardedOptimizer
 
-NORMS = (torch.linalg.vector_norm, torch._foreach_norm)
-
 
 class Mean(torch.Tensor):
     """A mean gradient that other ranks lack: an ordinary tensor that torch's clip_grad_norm_ can't take for all."""
@@ -22,7 +20,7 @@ class Mean(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if func in NORMS:
+        if func in (torch.linalg.vector_norm, torch._foreach_norm):
             raise RuntimeError(
                 "the norm of the gradients on this rank is not the norm of all, and would scale them differently on "
                 "each rank: use scratch_ddp.zero.clip_grad_norm_(optimizer, …) in place of torch.nn.utils's"
@@ -89,7 +87,8 @@ def clip_grad_norm_(optimizer: ShardedOptimizer, max_norm: float) -> torch.Tenso
     own = [each.grad.detach() for each in optimizer.parameters if each.grad is not None and optimizer.owns(each)]
     total = torch.zeros((), dtype=torch.float64, device=message_device(optimizer.group))
     for gradient in own:  # the ranks' sums of squares add up, but their norms don't
-        total += torch.linalg.vector_norm(gradient, dtype=torch.float64).square().to(total.device)
+        wide = torch.promote_types(gradient.dtype, torch.float64)  # perhaps complex
+        total += torch.linalg.vector_norm(gradient, dtype=wide).square().to(total.device)
     dist.all_reduce(total, group=optimizer.group)
     norm = total.sqrt()
     torch.nn.utils.clip_grads_with_norm_(optimizer.parameters, max_norm, norm)

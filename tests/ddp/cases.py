@@ -92,6 +92,11 @@ def convolution() -> nn.Module:
     return layers.to(memory_format=torch.channels_last)
 
 
+def complex_numbers() -> nn.Module:
+    turn = nn.Parameter(torch.randn(6, dtype=torch.complex128))
+    return Made(lambda self, x: (self.layer(x) * self.turn).real, layer=nn.Linear(6, 6), turn=turn)
+
+
 def two_forwards(model, x, y):
     return (mse_loss(model(x), y) + mse_loss(model(x.flip(1)), y)) / 2
 
@@ -105,6 +110,7 @@ CASES = {
     "BatchNorm": Case(batch_norm, whole_batch=False),
     "two forwards": Case(mlp, two_forwards),
     "channels last": Case(convolution),
+    "complex numbers": Case(complex_numbers),
 }
 
 

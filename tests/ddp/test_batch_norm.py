@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 
 from scratch_ddp.ddp import SyncBatchNorm
 from scratch_ddp.instruments.traffic import traffic
@@ -26,7 +27,7 @@ def build() -> nn.Module:
 
 def trained() -> None:
     rank, n = dist.get_rank(), dist.get_world_size()
-    alone, synced = build(), SyncBatchNorm.convert(build())
+    alone, synced = build(), SyncBatchNorm.convert(build(), init_device_mesh("cpu", (n,)))
     whole = torch.randn(7, 2, 4, 4, dtype=torch.float64)
     mine = whole.tensor_split(n)[rank]
     for _ in range(2):
@@ -45,6 +46,14 @@ def trained() -> None:
     with traffic() as counted:
         torch.testing.assert_close(synced.eval()(mine), alone.eval()(mine))
     assert counted.calls == {}
+
+
+def in_half_precision() -> None:
+    """As with BatchNorm, the result is in the input's precision, and what it is computed from in the weight's."""
+    torch.manual_seed(0)
+    whole, rank, n = (100 + torch.randn(9, 3)).bfloat16(), dist.get_rank(), dist.get_world_size()
+    y = SyncBatchNorm.convert(nn.BatchNorm1d(3))(whole.tensor_split(n)[rank])
+    torch.testing.assert_close(y, nn.BatchNorm1d(3)(whole).tensor_split(n)[rank])
 
 
 def test_conversion_keeps_the_tensors_and_names_what_it_cannot_convert():
@@ -72,4 +81,4 @@ def too_few_rows() -> None:
 
 
 def test_a_converted_model_trains_as_one_process():
-    in_turn(3, lambda check: check(), [(trained,), (too_few_rows,)])
+    in_turn(3, lambda check: check(), [(trained,), (in_half_precision,), (too_few_rows,)])

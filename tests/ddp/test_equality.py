@@ -49,6 +49,7 @@ class Buffers(torch.nn.Module):
         super().__init__()
         self.layer = torch.nn.Linear(6, 6)
         self.register_buffer("seen", torch.full((), dist.get_rank()))
+        self.register_buffer("table", torch.full((2,), dist.get_rank(), dtype=torch.int16))  # gloo has no such numbers
         self.register_buffer("made", None, persistent)
         self.register_buffer("cache", torch.ones(1), persistent=False)
 
@@ -64,11 +65,12 @@ def values_and_buffers(wrap) -> None:
     """Each rank begins with values of its own, but for the strategy that refuses them."""
     torch.manual_seed(dist.get_rank() if wrap is not SimpleDistributedDataParallelism else 0)
     model = Buffers(persistent=wrap is not FSDP)
-    model.seen *= wrap is not SimpleDistributedDataParallelism
+    for buffer in (model.seen, model.table):
+        buffer *= wrap is not SimpleDistributedDataParallelism
     weights = gathered(model.layer.weight.detach().clone())
     wrapped = wrap(model)
     whole = wrapped.gather_full_params()["layer.weight"] if wrap is FSDP else model.layer.weight
-    assert torch.equal(whole, weights[0]) and model.seen == 0
+    assert torch.equal(whole, weights[0]) and model.seen == 0 and not model.table.any()
     for rows in ((3, 3), (3, 5), (4, 7), (7, 4)):
         wrapped(torch.full((rows[dist.get_rank()], 6), dist.get_rank() + 1.0)).sum().backward()
         wrapped.sync_gradients()

@@ -66,7 +66,7 @@ def of_values(change: Callable[[nn.Module], object]):
     def build() -> None:
         torch.manual_seed(0)
         model = mlp()
-        model.register_buffer("count", torch.zeros(1))
+        model.register_buffer("count", torch.zeros(1, dtype=torch.int16))
         nn.init.zeros_(model[2].bias)
         if dist.get_rank() == 1:
             change(model)

@@ -1,5 +1,7 @@
 """The sharded optimizer does what the plain one does, bit for bit; what a rank keeps of the state, what it sends."""
 
+import copy
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -90,6 +92,16 @@ def a_closure(model, make) -> None:
     assert calls == [True, True]
 
 
+def a_copy(model, make) -> None:
+    """Copied together with the parameters, it goes on from where the first one was."""
+    first = make(model.layers.parameters(), AdamW, lr=0.1)
+    LambdaLR(first, lambda steps: 1.0)
+    for step in range(2):
+        give_gradients(step, model)
+        first.step()
+        model.layers, first = copy.deepcopy((model.layers, first))
+
+
 def beside_the_plain_one(use) -> None:
     model, alone = everything(), everything()
     use(model, ShardedOptimizer)
@@ -98,7 +110,7 @@ def beside_the_plain_one(use) -> None:
 
 
 def test_used_as_the_plain_optimizer():
-    in_turn(3, beside_the_plain_one, [(schedulers,), (a_group_added_later,), (own_strides,), (a_closure,)])
+    in_turn(3, beside_the_plain_one, [(schedulers,), (a_group_added_later,), (own_strides,), (a_closure,), (a_copy,)])
 
 
 def step_counted() -> tuple:
