@@ -137,6 +137,8 @@ who_is_stuck
     while able: => for _ in rows[:1]:
   ✗ the next stage's B is forgotten | value: each waits for the other: the result is [], should be [0, 1]
     | ({Action("B", stage + 1, i)} if stage < last else set()) =>
+  ✗ rank 0 waits for nobody | value: the second lap before the first: the result is [], should be [0, 1]
+    if stage else set() => if stage % len(rows) else set()
   ✗ ranks for stages | value: some finish, some don't
     if stage < last else => if stage < len(rows) - 1 else
 forwards_ahead
