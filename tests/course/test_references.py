@@ -9,6 +9,7 @@ package's own (`tree_broadcast`, `reduce`, `sync_batch_norm`), what a lesson com
 import inspect
 import itertools
 import random
+import re
 import traceback
 from dataclasses import replace
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from torch.testing import assert_close
 from torch.utils.data import DistributedSampler
 
 from scratch_ddp.course.exercise import all_exercises
+from scratch_ddp.course.inputs import host_logs
 from scratch_ddp.course.lessons.lesson_15 import XXL as BLOCKS
 from scratch_ddp.instruments import cost
 from scratch_ddp.instruments.cost import Layout
@@ -265,6 +267,17 @@ def test_a_resumed_run_sees_each_item_of_an_epoch_once_however_often_the_ranks_c
         saved["done"] += steps
     assert [sorted(sum(seen[5 * epoch :][:5], [])) for epoch in (0, 1)] == [list(range(50))] * 2
     assert sum(seen[:5], []) != sum(seen[5:10], [])
+
+
+def test_each_cause_is_recorded_on_either_host_and_found_and_nothing_of_the_machine_they_are_from():
+    faults = set()
+    for recording in host_logs.recordings():
+        logs, text = host_logs.read_logs(recording), (host_logs.FOLDER / f"{recording}.txt").read_text(encoding="utf-8")
+        assert text.startswith("# fault: " + ", ".join(fault := R.faulty_host(logs)))
+        for host, log in logs.items():
+            assert log.startswith(f"+ hostname\n{host}\n") and not re.search(r"/(home|root|tmp|work|usr)/", log)
+        faults.add(fault)
+    assert faults == {(host, cause) for host in ("alder", "birch") for cause in ("interface", "name", "version")}
 
 
 def test_a_ring_sends_out_of_hosts_what_its_messages_say():
