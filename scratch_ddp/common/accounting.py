@@ -42,14 +42,12 @@ def counted_as(name: str, payload: int, group: dist.ProcessGroup | None = None) 
 
 def as_part_of_a_call(function: Callable, *args: Any, **kwargs: Any) -> Any:
     """Call it; what it calls is part of a call that is counted as a whole. However it ends, the mark ends with it."""
-
-    def marked() -> Any:
-        _part.set(True)
-        return function(*args, **kwargs)
-
-    return copy_context().run(marked)
+    __tracebackhide__ = True  # rank cells show the learner's own line instead
+    context = copy_context()
+    context.run(_part.set, True)
+    return context.run(function, *args, **kwargs)
 
 
 def is_part_of_a_call() -> bool:
-    """Whether this thread is inside `as_part_of_a_call`."""
+    """Whether this thread is inside `as_part_of_a_call` or `counted_as`."""
     return _part.get()
