@@ -10,7 +10,6 @@ import inspect
 import itertools
 import random
 import re
-import traceback
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -29,7 +28,7 @@ from scratch_ddp.instruments import cost
 from scratch_ddp.instruments.cost import Layout
 from scratch_ddp.minimal.ddp import SimpleDistributedDataParallelism
 from scratch_ddp.pipeline import one_f_one_b, simulate
-from tests.ranks import run_ranks
+from tests.ranks import in_turn
 
 R = SimpleNamespace(**{name: exercise.reference for name, exercise in all_exercises().items()})
 XXL, H100 = cost.MODELS["XXL"], cost.CLUSTERS["H100"]
@@ -177,31 +176,18 @@ def sliced_layers(rank, n):
     yield [shifted.detach(), mine.grad], [x[rank - 1], weights[(rank + 1) % n]]
 
 
-ON_RANKS = {name: pairs for name, pairs in list(globals().items()) if inspect.isgeneratorfunction(pairs)}
+ON_RANKS = [(pairs,) for pairs in list(globals().values()) if inspect.isgeneratorfunction(pairs)]
 
 
-def all_wrong():
-    """On a rank: what went wrong, by name."""
-    wrong = {}
-    for name, pairs in ON_RANKS.items():
-        torch.manual_seed(1)
-        try:
-            for found, expected in pairs(dist.get_rank(), dist.get_world_size()):
-                assert found == expected if isinstance(found, str) else assert_close(found, expected) is None
-        except Exception:
-            wrong[name] = traceback.format_exc()
-    return wrong
-
-
-@pytest.fixture(scope="module")
-def wrong():
-    return {n: run_ranks(n, all_wrong) for n in (3, 4)}
+def compare(pairs):
+    torch.manual_seed(1)
+    for found, expected in pairs(dist.get_rank(), dist.get_world_size()):
+        assert found == expected if isinstance(found, str) else assert_close(found, expected) is None
 
 
 @pytest.mark.parametrize("n", [3, 4])
-@pytest.mark.parametrize("name", ON_RANKS)
-def test_on_ranks(name, n, wrong):
-    assert not [each[name] for each in wrong[n] if name in each]
+def test_on_ranks(n):
+    in_turn(n, compare, ON_RANKS)
 
 
 def test_heads_and_bytes_are_those_by_hand():

@@ -197,6 +197,10 @@ shift
   ✗ every rank sends before it receives | runs: Rank 0 sent to rank 1 once, rank 1 received nothing
     sending = dist.isend( => dist.send(
     sending.wait() =>
+  ✗ even ranks send first, odd ones after them | cost: ranks, a vector: 4 rounds one after another, budget 2
+    sending = dist.isend(mine, => send = lambda: dist.send(mine,
+    dist.recv(arriving, => rank % 2 or send() ⏎ dist.recv(arriving,
+    sending.wait() => rank % 2 and send()
   ✗ asks for the default group's numbers | runs: sends to itself | n=4
     rank, n = dist.get_rank(group), dist => rank, n = dist.get_rank(), dist
   ✓ both messages in one batch
