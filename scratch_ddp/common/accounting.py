@@ -5,7 +5,8 @@ The core does not know who counts. While nobody counts, a mark costs next to not
 
 import contextlib
 from collections.abc import Callable, Iterator
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
+from typing import Any
 
 import torch.distributed as dist
 
@@ -33,17 +34,20 @@ def is_set_up() -> bool:
 @contextlib.contextmanager
 def counted_as(name: str, payload: int, group: dist.ProcessGroup | None = None) -> Iterator[None]:
     """Count this thread's calls inside as one call `name` of `payload` bytes: a collective made of others."""
-    with part_of_a_call():
+    with set_up(_part):
         yield
     for counter in counters:
         counter(name, payload, group)
 
 
-def part_of_a_call() -> contextlib.AbstractContextManager[None]:
-    """Mark this thread's calls inside as parts of a call that is counted as a whole."""
-    return set_up(_part)
+def as_part_of_a_call(function: Callable, *args: Any, **kwargs: Any) -> Any:
+    """Call it; what it calls is part of a call that is counted as a whole. However it ends, the mark ends with it."""
+    __tracebackhide__ = True  # rank cells show the learner's own line instead
+    context = copy_context()
+    context.run(_part.set, True)
+    return context.run(function, *args, **kwargs)
 
 
 def is_part_of_a_call() -> bool:
-    """Whether this thread is inside `part_of_a_call`."""
+    """Whether this thread is inside `as_part_of_a_call` or `counted_as`."""
     return _part.get()

@@ -111,7 +111,8 @@ def _compare(right: Ran, mine: Ran, exercise: Exercise) -> None:
     """Put into both what was found, and let go of what was seen."""
     seen = {what: value for _, what, value in mine.seen}
     for criterion, what, value in right.seen if not mine.failed else ():
-        if what == RESULT and value is None and not exercise.returns:
+        unasked = what == RESULT and value is None and not exercise.returns
+        if unasked or (what not in seen and any(mine.found.values())):  # gone for a reason that is said already
             continue
         said = f"{what} was changed: it" if criterion == "untouched" else what
         text = difference(said, seen[what], value, exercise.close) if what in seen else f"{what} is gone"

@@ -51,9 +51,11 @@ def difference(what: str, actual: Any, expected: Any, close: float = 0.0) -> str
     """How `actual` differs from `expected`, as in `the result[1] is 3, should be 4`; "" if it does not.
 
     close: how far numbers may be off, relative to the largest expected one. NaN only equals NaN. An int will do for a
-    float. Both are copies made with `copied`.
+    float, a tensor without dimensions for a number. Both are copies made with `copied`.
     """
     kind = type(expected)
+    if kind in (bool, int, float) and isinstance(actual, torch.Tensor) and not actual.dim():
+        actual = actual.item()
     if isinstance(expected, torch.Tensor) and isinstance(actual, torch.Tensor):
         return _difference_of_tensors(what, actual, expected, close)
     if kind in (list, dict) and type(actual) is kind:

@@ -79,12 +79,6 @@ def test_ranks_that_do_not_come_are_named_and_come_to_the_next_check(ranks):
     then_cells_work(ranks)
 
 
-def test_the_packages_own_function_is_not_the_learners(ranks):
-    """A later cell of a lesson imports it under the same name."""
-    said = judged(ranks, f"from {EXERCISE.reference.__module__} import {EXERCISE.name}")
-    assert f"✗ own     This is {EXERCISE.reference.__module__}.{EXERCISE.name}, not yours" in said, said
-
-
 def test_nothing_is_left_of_a_check(ranks):
     """Neither threads nor descriptors, groups or another state of the random numbers."""
     state = (

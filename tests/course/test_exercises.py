@@ -46,6 +46,7 @@ def test_right_answers_pass_and_mistakes_are_refused_for_the_right_reason(lesson
 
     for (_, source, fails, says), verdict in zip(cells, on_ranks(n, verdicts, backend, timeout=300), strict=True):
         assert says in verdict.get(fails, "") if fails else not any(verdict.values()), (source, says, verdict)
+        assert "is gone" not in str(verdict), "for a reason that another criterion says"
 
 
 def test_a_check_keeps_its_group_for_the_next_unless_a_call_failed_or_a_rank_has_it_no_more():

@@ -15,6 +15,7 @@ from scratch_ddp.course.exercise import all_exercises
 from tests.course.answers import examined, on_ranks, read
 
 PAGE = (NOTEBOOKS / "adding_an_exercise.md").read_text(encoding="utf-8")
+BEFORE = "from scratch_ddp.course import check, solution"
 EXERCISE, MISTAKES = re.findall(r"^```(?:python|text)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 
@@ -22,7 +23,7 @@ EXERCISE, MISTAKES = re.findall(r"^```(?:python|text)\n(.*?)^```$", PAGE, re.MUL
 def lesson(tmp_path) -> Path:
     """A notebook with the exercise, and the page's file beside it."""
     (tmp_path / "lesson_20.py").write_text(EXERCISE)
-    cells = ["%load_ext scratch_ddp", "%dist_init -n 2", "from scratch_ddp.course import check, solution", ""]
+    cells = ["%load_ext scratch_ddp", "%dist_init -n 2", BEFORE, ""]
     notebook = new_notebook(cells=[new_code_cell(cell) for cell in [*cells, "check(rotate)", "solution(rotate)"]])
     notebook.cells[3].metadata["tags"] = ["exercise:rotate"]
     path = tmp_path / "20_rotate.ipynb"
@@ -33,7 +34,7 @@ def lesson(tmp_path) -> Path:
 def test_a_lesson_outside_the_package_is_refreshed_and_graded(lesson):
     assert refresh.main([str(lesson)]) == 0
     notebook = nbformat.read(lesson, as_version=4)
-    assert "raise NotImplementedError" in notebook.cells[3].source
+    assert "raise NotImplementedError" in notebook.cells[3].source and notebook.cells[2].source == BEFORE
     assert "not written yet" in notebook.cells[4].outputs[0].text
     assert "sending.wait()" in notebook.cells[5].outputs[0].text
     ((exercise, cell),) = exercise_cells(notebook, lesson.parent)

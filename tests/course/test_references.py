@@ -9,7 +9,7 @@ package's own (`tree_broadcast`, `reduce`, `sync_batch_norm`), what a lesson com
 import inspect
 import itertools
 import random
-import traceback
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -22,12 +22,13 @@ from torch.testing import assert_close
 from torch.utils.data import DistributedSampler
 
 from scratch_ddp.course.exercise import all_exercises
+from scratch_ddp.course.inputs import host_logs
 from scratch_ddp.course.lessons.lesson_15 import XXL as BLOCKS
 from scratch_ddp.instruments import cost
 from scratch_ddp.instruments.cost import Layout
 from scratch_ddp.minimal.ddp import SimpleDistributedDataParallelism
 from scratch_ddp.pipeline import one_f_one_b, simulate
-from tests.ranks import run_ranks
+from tests.ranks import in_turn
 
 R = SimpleNamespace(**{name: exercise.reference for name, exercise in all_exercises().items()})
 XXL, H100 = cost.MODELS["XXL"], cost.CLUSTERS["H100"]
@@ -175,31 +176,18 @@ def sliced_layers(rank, n):
     yield [shifted.detach(), mine.grad], [x[rank - 1], weights[(rank + 1) % n]]
 
 
-ON_RANKS = {name: pairs for name, pairs in list(globals().items()) if inspect.isgeneratorfunction(pairs)}
+ON_RANKS = [(pairs,) for pairs in list(globals().values()) if inspect.isgeneratorfunction(pairs)]
 
 
-def all_wrong():
-    """On a rank: what went wrong, by name."""
-    wrong = {}
-    for name, pairs in ON_RANKS.items():
-        torch.manual_seed(1)
-        try:
-            for found, expected in pairs(dist.get_rank(), dist.get_world_size()):
-                assert found == expected if isinstance(found, str) else assert_close(found, expected) is None
-        except Exception:
-            wrong[name] = traceback.format_exc()
-    return wrong
-
-
-@pytest.fixture(scope="module")
-def wrong():
-    return {n: run_ranks(n, all_wrong) for n in (3, 4)}
+def compare(pairs):
+    torch.manual_seed(1)
+    for found, expected in pairs(dist.get_rank(), dist.get_world_size()):
+        assert found == expected if isinstance(found, str) else assert_close(found, expected) is None
 
 
 @pytest.mark.parametrize("n", [3, 4])
-@pytest.mark.parametrize("name", ON_RANKS)
-def test_on_ranks(name, n, wrong):
-    assert not [each[name] for each in wrong[n] if name in each]
+def test_on_ranks(n):
+    in_turn(n, compare, ON_RANKS)
 
 
 def test_heads_and_bytes_are_those_by_hand():
@@ -265,6 +253,17 @@ def test_a_resumed_run_sees_each_item_of_an_epoch_once_however_often_the_ranks_c
         saved["done"] += steps
     assert [sorted(sum(seen[5 * epoch :][:5], [])) for epoch in (0, 1)] == [list(range(50))] * 2
     assert sum(seen[:5], []) != sum(seen[5:10], [])
+
+
+def test_each_cause_is_recorded_on_either_host_and_found_and_nothing_of_the_machine_they_are_from():
+    faults = set()
+    for recording in host_logs.recordings():
+        logs, text = host_logs.read_logs(recording), (host_logs.FOLDER / f"{recording}.txt").read_text(encoding="utf-8")
+        assert text.startswith("# fault: " + ", ".join(fault := R.faulty_host(logs)))
+        for host, log in logs.items():
+            assert log.startswith(f"+ hostname\n{host}\n") and not re.search(r"/(home|root|tmp|work|usr)/", log)
+        faults.add(fault)
+    assert faults == {(host, cause) for host in ("alder", "birch") for cause in ("interface", "name", "version")}
 
 
 def test_a_ring_sends_out_of_hosts_what_its_messages_say():

@@ -33,7 +33,7 @@ def _replicas(at):
         ("equal models", [1.0, 2.0], 3),
         ("the last rank has two weights in another order", [2.0, 1.0] if odd else [1.0, 2.0], 3),
         ("the last rank has -2 for -1", [1.0, -1.0 - odd], 3),
-        ("the last rank has a weight that differs in its last bit", [1.0, 1.0 + odd * 2.0**-23], 3),
+        ("the last rank has a weight that differs in its last bit", [0.1, 1.0 + odd * 2.0**-23], 3),
         ("the last rank has another buffer", [1.0, 2.0], 3 + odd),
     ):
         model = nn.Module()

@@ -25,7 +25,7 @@ def accuracy_once(hits, items):
 def _hits(at):
     for items in (20 * at.n, 20 * at.n - 1, 19 * at.n + 1):
         hits = torch.rand(items, generator=torch.Generator().manual_seed(items)) < 0.6
-        hits[: at.n], hits[-at.n :] = True, False  # the first are there twice
+        hits[: at.n], hits[-at.n : -1], hits[-1] = True, False, True  # the first are there twice
         padded = torch.cat([hits, hits[: -items % at.n]])
         yield f"{items} items", (padded[at.rank :: at.n].clone(), items)
 

@@ -30,7 +30,7 @@ def time_calls(operation, repeats, clock, device):
 
 
 def _slow_ranks(at):
-    yield "the last rank is slow", ([1.0 + at.rank] * 3,)
+    yield "the last rank is slow", ([at.rank + seconds for seconds in (1.0, 2.0, 3.0)],)
     yield "each rank is slow once", ([1.0 + 4.0 * (call == at.rank) for call in range(at.n)],)
 
 

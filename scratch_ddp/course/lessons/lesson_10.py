@@ -146,6 +146,7 @@ def _steps(answer, unit, batches):
     if shard.untyped_storage().nbytes() < shard.nbytes:
         raise Wrong("memory", "the shard has no memory of its own: it was freed with the unit's")
     yield "value", "the shard", shard
+    yield "memory", "the parameters' memory in bytes before the first step", held()
     for number, batch in enumerate(batches):
         with torch.no_grad():
             yield "value", f"step {number}: the output under no_grad", unit(batch)

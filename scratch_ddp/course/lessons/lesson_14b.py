@@ -11,7 +11,7 @@ def shift(tensor, group=None):
     """Return what your left neighbour passed in. In backward, hand the gradient back.
 
     Rank r's left neighbour is rank r - 1 of `group`, rank 0's is the last.
-    Cost: one message from each rank in forward, one in backward.
+    Cost: one message from each rank in forward, all at once, and so in backward.
     """
     # Autograd does not see what dist.send takes away. Who has the gradient in backward?
     rank, n = dist.get_rank(group), dist.get_world_size(group)

@@ -192,8 +192,8 @@ def faulty_host(logs):
             return host, "name"
 
 
-_TWO, _UNEVEN = dict(enumerate("aabb")), dict(enumerate("aaaabbc"))  # the hosts of ranks
-# Hosts in turn; one of them alone; a size that a float can't hold.
+_TWO, _UNEVEN = dict(enumerate("aabba")), dict(enumerate("aaaabbc"))  # the hosts of ranks
+# Hosts in turn; one of them alone; a size that a float can't hold. In the first two not all ranks are in the ring.
 _RINGS = (([0, 1, 2, 3], _TWO, 40), ([3, 2], _TWO, 6), ([6, 0, 4, 1, 2, 5, 3], _UNEVEN, 7 * (10**17 + 1)))
 _SAVED = {"seed": 7, "ranks": 4, "per_rank": 3}
 _RUNS = {  # as many ranks as before, then others; over the end of an epoch, with and without a smaller step

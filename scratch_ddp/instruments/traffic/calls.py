@@ -151,8 +151,7 @@ def _reported_call(method: str, original: Any) -> Callable:
         run = original.__get__(group, type(group))
         if not _listeners or accounting.is_part_of_a_call():
             return run(*args, **kwargs)
-        with accounting.part_of_a_call():
-            work = run(*args, **kwargs)
+        work = accounting.as_part_of_a_call(run, *args, **kwargs)
         call = read_method(method, group, [*args, *kwargs.values()])
         _report(call, at_once=work is None)
         if work is not None:
@@ -167,7 +166,7 @@ def _reported_wait(_: str, original: Any) -> Callable:
         __tracebackhide__ = True
         began = time.monotonic()
         try:
-            result = original.__get__(work, type(work))(*args, **kwargs)
+            result = accounting.as_part_of_a_call(original.__get__(work, type(work)), *args, **kwargs)
         finally:
             getattr(_thread, "waits", []).append((began, time.monotonic()))
         if call := _open.pop(work, None):
@@ -197,8 +196,7 @@ class _Operators(LightMode):
         call = None if accounting.is_part_of_a_call() else read_operator(func, args, kwargs or {})
         if call is None:
             return func(*args, **(kwargs or {}))
-        with accounting.part_of_a_call():
-            result = func(*args, **(kwargs or {}))
+        result = accounting.as_part_of_a_call(func, *args, **(kwargs or {}))
         _report(call, at_once=True)
         return result
 

@@ -45,7 +45,7 @@ class Answer:
 
     def cell(self, exercise: Exercise) -> str:
         """The cell that a learner would have run."""
-        if re.match(rf"(def|class) {self.name}\b", self.text):
+        if re.match(rf"(def|class|from .* import) {self.name}\b", self.text):
             return self.text
         if " =>" in self.text:
             return exercise.answer_cell(lambda found: edited(found["answer"], self.text))

@@ -114,6 +114,8 @@ average_gradients
     dist.all_reduce(parameter.grad) => dist.all_reduce(parameter.grad) ⏎ parameter.grad /= world_size
   ✗ frozen ones too | untouched: rank 0 leaves the head out: the gradient of 'body.weight' was changed: it is [0, 0
     if not parameter.requires_grad: ⏎ continue =>
+  ✗ the package's, which a later cell imports | own: This is scratch_ddp.course.lessons.lesson_03.average_gradients, not
+    from scratch_ddp.course.lessons.lesson_03 import average_gradients
   ✓ one message for all
     trainable = [p for p in model.parameters() if p.requires_grad]
     flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in trainable])
@@ -140,6 +142,8 @@ same_on_all_ranks
     digest.update(tensor => numbers.extend(tensor
     .view(torch.uint8).numpy() => .tolist()
     list(digest.digest()), dtype=torch.uint8 => hash(tuple(numbers)), dtype=torch.int64
+  ✗ prints the values, which rounds them | value: differs in its last bit: the result is True, should be False
+    tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy() => str(tensor).encode()
   ✗ forgets the buffers | value: the last rank has another buffer: the result is True, should be False
     [*model.parameters(), *model.buffers()] => model.parameters()
   ✗ all compare with rank 0 | value: has two weights in another order: the result is True, should be False
@@ -160,6 +164,10 @@ accuracy_once
     rank + n * torch.arange(len(hits), device=hits.device) => rank * len(hits) + torch.arange(len(hits))
   ✗ each rank's own accuracy | value: items: the result is 0
     return hits.double().mean().item()
+  ✗ as many of each rank, rounded down | value: items: the result is 0
+    places < items => places < items // n * n
+  ✓ a tensor
+    right.item() / items => right / items
   ✗ collects everybody's predictions | cost: 0 bytes from one rank, budget
     everyones = [torch.empty_like(hits) for _ in range(n)]
     dist.all_gather(everyones, hits)

@@ -137,6 +137,8 @@ who_is_stuck
     while able: => for _ in rows[:1]:
   ✗ the next stage's B is forgotten | value: each waits for the other: the result is [], should be [0, 1]
     | ({Action("B", stage + 1, i)} if stage < last else set()) =>
+  ✗ rank 0 waits for nobody | value: the second lap before the first: the result is [], should be [0, 1]
+    if stage else set() => if stage % len(rows) else set()
   ✗ ranks for stages | value: some finish, some don't
     if stage < last else => if stage < len(rows) - 1 else
 forwards_ahead
@@ -195,6 +197,10 @@ shift
   ✗ every rank sends before it receives | runs: Rank 0 sent to rank 1 once, rank 1 received nothing
     sending = dist.isend( => dist.send(
     sending.wait() =>
+  ✗ even ranks send first, odd ones after them | cost: ranks, a vector: 4 rounds one after another, budget 2
+    sending = dist.isend(mine, => send = lambda: dist.send(mine,
+    dist.recv(arriving, => rank % 2 or send() ⏎ dist.recv(arriving,
+    sending.wait() => rank % 2 and send()
   ✗ asks for the default group's numbers | runs: sends to itself | n=4
     rank, n = dist.get_rank(group), dist => rank, n = dist.get_rank(), dist
   ✓ both messages in one batch

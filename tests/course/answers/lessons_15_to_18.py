@@ -65,6 +65,8 @@ bytes_out_of_hosts
     2 * (n - 1) => (n - 1)
   ✗ inside counted | value: 40): the result is {'a': 120, 'b': 120}, should be
     host_of[rank] != host_of[successor] => rank != successor
+  ✗ all ranks, also those that are not in the ring | value: 40): the result is {'a': 64, 'b': 64}, should be
+    len(ring) => len(host_of)
   ✗ an open ring | value: the result is {'a': 60, 'b': 0}, should be
     ring[1:] + ring[:1], strict=True => ring[1:]
   ✗ hosts missing | value: the result is {'b': 0}, should be {'a': 0, 'b': 0}
