@@ -1,5 +1,6 @@
 """`Pipeline`: a model whose layers are spread over the ranks. All that users call."""
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -120,15 +121,16 @@ class Pipeline(nn.Module):
         return loss if everywhere or self._home[self._last] == self._rank else None
 
     def _run(self, x: torch.Tensor | None, y: torch.Tensor | None) -> float:
-        xs, ys = (() if each is None else each.tensor_split(self.n_micro) for each in (x, y))
+        first, last = (self._home[stage] == self._rank for stage in (0, self._last))
+        xs, ys = (each.tensor_split(self.n_micro) if here else () for each, here in ((x, first), (y, last)))
         device = next((each.device for each in self.local_module.parameters()), torch.device("cpu"))
-        counts = [self.count(each) for each in ys] if self._home[self._last] == self._rank else []
-        total = sum(counts)
+        counts_of = functools.cache(lambda: [self.count(each) for each in ys])
 
         def share(micro: int, output: torch.Tensor) -> torch.Tensor:
-            if total and not counts[micro]:
+            counts = counts_of()  # here, as the stage fails if it raises
+            if sum(counts) and not counts[micro]:
                 return 0 * output.sum()  # a mean over nothing would be NaN
-            return self.loss(output, ys[micro]) * (counts[micro] / (total or 1))
+            return self.loss(output, ys[micro]) * (counts[micro] / (sum(counts) or 1))
 
         rows = [[each for each in row if each.kind == "F" or torch.is_grad_enabled()] for row in self.schedule]
         return execute(rows, self._stages, xs, share, self._sizes, self.group, device)[0]

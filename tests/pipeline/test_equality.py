@@ -27,7 +27,7 @@ def steps(
     pipeline = Pipeline(copy.deepcopy(whole), m, schedule, loss, **settings)
     for step, items in enumerate((2 * m + 1, 2 * m + 1, 3 * m)):
         x, y = data(items, seed=step)
-        mine = x if pipeline._home[0] == dist.get_rank() else None
+        mine = x if pipeline._home[0] == dist.get_rank() else (None, 0)[step % 2]  # anything elsewhere
         with torch.no_grad():
             found = pipeline.step(mine, y, everywhere=True) if step else None
         its = pipeline.step(mine, y, everywhere=True)
