@@ -38,7 +38,7 @@ class move_input:
                     here = f"{path or 'the model'}: {name!r}"
                     raise ValueError(f"{here} would be whole among slices: this plan is not for this model")
         if self.move != "reduce_scatter":
-            self.summed = [each for each in named.values() if each.requires_grad]
+            self.summed = list(named.values())
 
     def __call__(self) -> None:
         """Change the module."""
@@ -47,8 +47,9 @@ class move_input:
             self.module.register_forward_pre_hook(hook, with_kwargs=True)
         for parameter in self.summed:
             if not hasattr(parameter, "summed_over"):  # by another entry
-                parameter.summed_over = self.group
-                parameter.register_hook(partial(moves.all_reduce, group=self.group))
+                parameter.summed_over, trained = self.group, parameter.requires_grad
+                parameter.requires_grad_().register_hook(partial(moves.all_reduce, group=self.group))
+                parameter.requires_grad_(trained)  # one that is frozen may be trained later
 
 
 def _move_input(_: nn.Module, args: tuple, kwargs: dict[str, Any], name: str, group: Group) -> tuple[tuple, dict]:
@@ -73,12 +74,9 @@ def attention_by_heads(attention: nn.Module, group: Group, move: str = "copy") -
     return move_input(attention, group, move, attention.head_dim)
 
 
-def on_token_slices(module: nn.Module, group: Group) -> Install:
-    """For a module that computes on slices of tokens, such as a norm: gradients of whole parameters are summed.
-
-    Costs one all-reduce for each of them in each backward, of the parameter's size.
-    """
-    return move_input(module, group, None)
+# For a module that computes on slices of tokens, such as a norm: gradients of whole parameters are summed. Costs one
+# all-reduce for each of them in each backward, of the parameter's size.
+on_token_slices = partial(move_input, move=None)
 
 
 def vocabulary_parallel_loss(model: nn.Module, group: Group) -> Install:

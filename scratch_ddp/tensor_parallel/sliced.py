@@ -84,6 +84,15 @@ _in_optimizers.append(SlicedParameter)
 _in_clipping.append(SlicedGradient)
 
 
+def keep_parameters(plain: nn.Module, layer: nn.Module) -> None:
+    """Turn the plain module's parameters into the layer's slices, and give them to the layer in place of those."""
+    for name, part in layer._parameters.items():
+        if isinstance(part, SlicedParameter):
+            layer._parameters[name] = whole = plain._parameters[name]
+            whole.grad, whole.data, whole.__class__ = None, part.data, SlicedParameter
+            vars(whole).update(vars(part))
+
+
 def clip_grad_norm_(model: nn.Module, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
     """torch.nn.utils.clip_grad_norm_ of the model's parameters. Every rank calls it, after `sync_gradients`.
 

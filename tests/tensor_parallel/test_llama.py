@@ -40,10 +40,10 @@ def compare(shape: tuple[int, int], plan: dict, tied: bool = False, norm_type: f
     """Three steps on a mesh (dp, tp) beside one process, with clipping; and what they cost."""
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=("dp", "tp"))
     plain, model = llama(tie_word_embeddings=tied), llama(tie_word_embeddings=tied)
+    optimizers = [torch.optim.AdamW(each.parameters(), lr=0.01) for each in (plain, model)]  # before slicing
     sliced = parallelize(model, plan, mesh["tp"])
     assert (sliced.lm_head.weight is sliced.model.embed_tokens.weight) == tied
     replica = (BucketedDDP if plan is LLAMA else FlatDDP)(sliced, group=mesh["dp"])
-    optimizers = [torch.optim.AdamW(each.parameters(), lr=0.01) for each in (plain, sliced)]
     for step in range(3):
         tokens = ids(ROWS * shape[0], seed=step)
         mine = tokens.chunk(shape[0])[mesh["dp"].get_local_rank()]
@@ -142,7 +142,8 @@ def other_architectures() -> None:
                 assert str(sliced) == before  # nothing has been changed
                 continue
             loss = plain(input_ids=ids(), labels=ids()).loss
-            its_loss = parallelize(sliced, plan)(input_ids=ids(), labels=ids()).loss
+            parallelize(sliced.requires_grad_(False), plan).requires_grad_()  # frozen, and trained later
+            its_loss = sliced(input_ids=ids(), labels=ids()).loss
             for each in (loss, its_loss):
                 each.backward()
             torch.testing.assert_close(its_loss.double(), loss.double(), rtol=0, atol=1e-6)  # float32 in places
