@@ -117,6 +117,21 @@ def test_optimizers_and_the_gradient_of_a_slice():
     run_ranks(2, optimizers_agree)
 
 
+def whole_logits() -> None:
+    """Of a head that gathers them: the loss is right, and so is text."""
+    plain, sliced = llama(), parallelize(llama(), LLAMA)
+    sliced.lm_head.gather_output = True
+    for model in (plain, sliced):
+        model(input_ids=ids(), labels=ids()).loss.backward()
+    assert_same_model(sliced, plain, atol=1e-7)  # transformers' own loss is computed in float32
+    texts = [model.generate(ids(1), max_new_tokens=4, do_sample=False) for model in (plain, sliced)]
+    assert texts[0].equal(texts[1])
+
+
+def test_whole_logits():
+    run_ranks(2, whole_logits)
+
+
 ARCHITECTURES = {  # that LLAMA is for, and the word in the refusal of others
     "Qwen3": None,  # a norm of each head
     "Cohere": None,  # blocks without a second norm

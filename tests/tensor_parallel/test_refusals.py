@@ -100,6 +100,7 @@ REFUSED = [
     ("this Linear has a forward, hooks", wrapped_first),
     ("rank 1: entry 2 is parameter 'up.weight': float64 (12, 8), slice 1, but", lambda: FlatDDP(sliced_block())),
     ("slices can't be pickled or copied", lambda: copy.deepcopy(sliced_block())),
+    ("generate() needs whole logits", lambda: parallelize(llama(), LLAMA).generate(ids())),
     ("work on the same tokens, but these were given different ones\nrank 1:", sliced_llama()),
     ("index out of range", sliced_llama(torch.tensor([[0, VOCABULARY]]))),
     ("index out of range", sliced_llama(torch.tensor([[0, -1]]))),
