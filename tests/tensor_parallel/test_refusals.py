@@ -73,6 +73,10 @@ def wrapped_first() -> None:
     parallelize(replica.module, PAIR)
 
 
+def step_of(optimizer: str):
+    return lambda: getattr(torch.optim, optimizer)([sliced_block().up.weight]).step(lambda: 0.0)
+
+
 LOGITS, MADE_OF = torch.zeros(2, 16), "ColumnParallelLinear is made of a plain Linear: this"
 REFUSED = [
     (f"ranks 0, 1: layer: {MADE_OF} Conv1d has a forward", column(nn.Conv1d(2, 2, 1))),
@@ -100,6 +104,7 @@ REFUSED = [
     ("this Linear has a forward, hooks", wrapped_first),
     ("rank 1: entry 2 is parameter 'up.weight': float64 (12, 8), slice 1, but", lambda: FlatDDP(sliced_block())),
     ("slices can't be pickled or copied", lambda: copy.deepcopy(sliced_block())),
+    *((f"{name} computes with whole matrices", step_of(name)) for name in ("Adafactor", "LBFGS", "Muon")),
     ("generate() needs whole logits", lambda: parallelize(llama(), LLAMA).generate(ids())),
     ("work on the same tokens, but these were given different ones\nrank 1:", sliced_llama()),
     ("index out of range", sliced_llama(torch.tensor([[0, VOCABULARY]]))),
