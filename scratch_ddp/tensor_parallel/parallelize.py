@@ -5,6 +5,7 @@ from difflib import get_close_matches
 from functools import cache
 from typing import TypeVar
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
@@ -27,6 +28,7 @@ def parallelize(model: Model, plan: Mapping[str, Entry], group: Group = None) ->
     ColumnParallelLinear, or a function that changes the module, which is called once all entries have agreed.
     Parameters keep their names and become slices themselves: tied ones stay tied, and an optimizer that has them but
     has not made a step yet goes on with them. Every rank holds the whole model before; the first rank's values win.
+    Outside of the slices ranks compute the same, so they need the same inputs there, and for dropout the same seed.
     Raises ValueError on every rank, and changes no module, if an entry matches nothing or can't be followed on some
     rank, or if the ranks' models differ in shape. Costs two small all-reduces, broadcasts of the whole model, and
     memory for the slices beside it.
@@ -34,6 +36,8 @@ def parallelize(model: Model, plan: Mapping[str, Entry], group: Group = None) ->
     group = process_group(group)
     with together(group, complaint="the ranks slice different models; do the same everywhere") as lines:
         lines += describe(model)
+        if any(isinstance(each, nn.Dropout) and each.p for each in model.modules()):  # on what is whole, the same
+            lines.append(f"dropout, with the seed {torch.initial_seed()}")
     broadcast_from_first((each for _, each in named_tensors(model)), group)
     with together(group):
         changes = _prepare(model, plan, group)

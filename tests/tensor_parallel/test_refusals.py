@@ -73,6 +73,12 @@ def wrapped_first() -> None:
     parallelize(replica.module, PAIR)
 
 
+def dropout_of_own_seeds() -> None:
+    model = nn.Sequential(seeded(Block), nn.Dropout(0.1))
+    torch.manual_seed(dist.get_rank())
+    parallelize(model, PAIR)
+
+
 def step_of(optimizer: str):
     return lambda: getattr(torch.optim, optimizer)([sliced_block().up.weight]).step(lambda: 0.0)
 
@@ -103,6 +109,7 @@ REFUSED = [
     ("rank 1: entry 2 is parameter 'up.weight': float64 (12, 8), slice 1, but", plan(sliced_block, PAIR)),
     ("this Linear has a forward, hooks", wrapped_first),
     ("rank 1: entry 2 is parameter 'up.weight': float64 (12, 8), slice 1, but", lambda: FlatDDP(sliced_block())),
+    ("rank 1: entry 6 is dropout, with the seed 1, but", dropout_of_own_seeds),
     ("slices can't be pickled or copied", lambda: copy.deepcopy(sliced_block())),
     *((f"{name} computes with whole matrices", step_of(name)) for name in ("Adafactor", "LBFGS", "Muon")),
     ("generate() needs whole logits", lambda: parallelize(llama(), LLAMA).generate(ids())),
