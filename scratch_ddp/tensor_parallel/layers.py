@@ -28,7 +28,7 @@ _TOKENS = "all ranks of a tensor-parallel group work on the same tokens, but the
 
 
 class ParallelLayer(nn.Module):
-    """What the layers have in common: this rank's part of a plain layer's parameters. No communication.
+    """What the layers have in common: views of this rank's part of a plain layer's parameters. No communication.
 
     `cuts` says along which dimension each sliced parameter is cut; the others are the plain layer's own. Raises
     ValueError for a plain layer that computes something else, or n ranks can't hold equal slices of.
@@ -49,7 +49,7 @@ class ParallelLayer(nn.Module):
         if name not in self.cuts:
             return whole
         mine = slices_of(whole.detach(), self.group, self.cuts[name])[dist.get_rank(self.group)]
-        part = SlicedParameter(mine.clone(memory_format=torch.contiguous_format), whole.requires_grad)
+        part = SlicedParameter(mine, whole.requires_grad)
         part.sliced_over, part.sliced_dim = self.group, self.cuts[name]
         return part
 

@@ -29,18 +29,16 @@ def parallelize(model: Model, plan: Mapping[str, Entry], group: Group = None) ->
     Parameters keep their names and become slices themselves: tied ones stay tied, and an optimizer that has them but
     has not made a step yet goes on with them. Every rank holds the whole model before; the first rank's values win.
     Outside of the slices ranks compute the same, so they need the same inputs there, and for dropout the same seed.
-    Raises ValueError on every rank, and changes no module, if an entry matches nothing or can't be followed on some
-    rank, or if the ranks' models differ in shape. Costs two small all-reduces, broadcasts of the whole model, and
-    memory for the slices beside it.
+    Raises ValueError on every rank, and changes nothing, if an entry matches nothing or can't be followed on some
+    rank, or if the ranks' models differ in shape. Costs a small all-reduce and broadcasts of the whole model.
     """
     group = process_group(group)
     with together(group, complaint="the ranks slice different models; do the same everywhere") as lines:
         lines += describe(model)
         if any(isinstance(each, nn.Dropout) and each.p for each in model.modules()):  # on what is whole, the same
             lines.append(f"dropout, with the seed {torch.initial_seed()}")
-    broadcast_from_first((each for _, each in named_tensors(model)), group)
-    with together(group):
         changes = _prepare(model, plan, group)
+    broadcast_from_first((each for _, each in named_tensors(model)), group)
     for name, change in changes.items():
         if isinstance(change, nn.Module):
             plain = model.get_submodule(name)

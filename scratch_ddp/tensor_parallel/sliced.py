@@ -100,7 +100,8 @@ def keep_parameters(plain: nn.Module, layer: nn.Module) -> None:
     for name, part in layer._parameters.items():
         if isinstance(part, SlicedParameter):
             layer._parameters[name] = whole = plain._parameters[name]
-            whole.grad, whole.data, whole.__class__ = None, part.data, SlicedParameter
+            whole.grad, whole.data = None, part.detach().clone(memory_format=torch.contiguous_format)
+            whole.__class__ = SlicedParameter
             vars(whole).update(vars(part))
 
 

@@ -16,6 +16,7 @@ from scratch_ddp.tensor_parallel import (
     VocabularyParallelEmbedding,
     move,
     move_input,
+    on_token_slices,
     parallelize,
     vocabulary_parallel_cross_entropy,
     vocabulary_parallel_loss,
@@ -83,6 +84,7 @@ def step_of(optimizer: str):
     return lambda: getattr(torch.optim, optimizer)([sliced_block().up.weight]).step(lambda: 0.0)
 
 
+SLICE = "rank 1: entry 2 is parameter 'up.weight': float64 (12, 8), slice 1, but"
 LOGITS, MADE_OF = torch.zeros(2, 16), "ColumnParallelLinear is made of a plain Linear: this"
 REFUSED = [
     (f"ranks 0, 1: layer: {MADE_OF} Conv1d has a forward", column(nn.Conv1d(2, 2, 1))),
@@ -106,9 +108,10 @@ REFUSED = [
     ("embed.weight and head.weight are the same", plan(TiedHead, {"embed": VocabularyParallelEmbedding})),
     ("the model: 'first.weight' would be whole among slices", plan(Block, {"": move_input, **PAIR})),
     ("the model: Block has no loss_function", plan(Block, {"": vocabulary_parallel_loss})),
-    ("rank 1: entry 2 is parameter 'up.weight': float64 (12, 8), slice 1, but", plan(sliced_block, PAIR)),
+    (f"up: {MADE_OF}", plan(sliced_block, PAIR)),
+    (SLICE, plan(sliced_block, {"": on_token_slices})),
     ("this Linear has a forward, hooks", wrapped_first),
-    ("rank 1: entry 2 is parameter 'up.weight': float64 (12, 8), slice 1, but", lambda: FlatDDP(sliced_block())),
+    (SLICE, lambda: FlatDDP(sliced_block())),
     ("rank 1: entry 6 is dropout, with the seed 1, but", dropout_of_own_seeds),
     ("slices can't be pickled or copied", lambda: copy.deepcopy(sliced_block())),
     *((f"{name} computes with whole matrices", step_of(name)) for name in ("Adafactor", "LBFGS", "Muon")),
