@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from scratch_ddp.common.agreement import check_everywhere, together
+from scratch_ddp.common.replicas import broadcast_from_first
 from scratch_ddp.common.tensors import conjugate
 from scratch_ddp.common.wrapper import Group, process_group
 
@@ -18,9 +19,10 @@ from scratch_ddp.common.wrapper import Group, process_group
 class ExpertParallel(nn.Module):
     """Each token goes to the `k` experts that its router prefers; their outputs are added, weighted by the softmax.
 
-    `router`: from (tokens, d) to (tokens, experts), replicated; `experts`: all of them, in the same order on every
-    rank, each from (rows, d) to (rows, d), row by row. Rank r keeps the r-th of n equal parts, in `.experts`, whose
-    names are those of the whole layer. `.rows`: how many rows each of them had in the last forward.
+    `router`: from (tokens, d) to (tokens, experts), of which the first rank's values win; `experts`: all of them, in
+    the same order on every rank, each from (rows, d) to (rows, d), row by row. Rank r keeps the r-th of n equal parts,
+    in `.experts`, whose names are those of the whole layer. `.rows`: how many rows each of them had in the last
+    forward.
 
     Gradients, where the loss is a sum over all ranks' tokens: an expert's is complete, since its tokens came from all
     ranks, and must not be summed again; the router's must be summed over the ranks. Where each rank's loss is a mean of
@@ -28,7 +30,7 @@ class ExpertParallel(nn.Module):
     zero.
 
     Raises ValueError on every rank if the ranks give different arguments, if n does not divide the number of experts,
-    or if k is not between 1 and that number. Costs one all-reduce of 24 bytes.
+    or if k is not between 1 and that number. Costs one all-reduce of 24 bytes and a broadcast of the router.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class ExpertParallel(nn.Module):
                 raise ValueError(f"{len(experts)} experts can't be shared out to {self.n} ranks equally")
             if not isinstance(k, int) or not 1 <= k <= len(experts):
                 raise ValueError(f"k must be a number of experts from 1 to {len(experts)}, not {k!r}")
+        broadcast_from_first(router.parameters(), self.group)
         mine = range(rank * self.per_rank, (rank + 1) * self.per_rank)
         self.router, self.experts = router, nn.ModuleDict({str(i): experts[i] for i in mine})
 
@@ -88,6 +91,7 @@ class ExpertParallel(nn.Module):
         order = expert.argsort(stable=True)
         parts = rows[order].split(self.rows)
         done = torch.cat([run(part) for run, part in zip(self.experts.values(), parts, strict=True)])
+        done.requires_grad_(torch.is_grad_enabled())  # every rank takes part in backward, one with frozen experts too
         return torch.empty_like(done).index_copy(0, order, done)
 
 

@@ -42,7 +42,9 @@ def step(n_experts, k, counts, alike=False, group=None):
     whole = torch.cat(parts).requires_grad_()
     right = one_process(router, experts, k, whole)
     right.square().sum().backward()
-    layer = ExpertParallel(*build(n_experts), k, group)
+    layer = ExpertParallel(*build(n_experts, seed=rank), k, group)  # the first rank's router wins
+    for number, expert in layer.experts.items():
+        expert.load_state_dict(experts[int(number)].state_dict())
     mine = parts[rank].clone().requires_grad_()
     output = layer(mine)
     output.square().sum().backward()
@@ -102,6 +104,18 @@ def test_calls_and_bytes():
             assert forward.wire_bytes == (n - 1) / n * n_experts * 8 + leaving + arriving - 2 * own
 
     run_ranks(4, ranks)
+
+
+def test_one_rank_has_frozen_experts():
+    """The others go back through it all the same, to the inputs of their experts."""
+
+    def ranks():
+        layer = ExpertParallel(*build(4), 2)
+        layer.experts.requires_grad_(dist.get_rank() > 0)
+        layer(tokens([4, 4])[dist.get_rank()]).sum().backward()
+        assert all((each.grad is None) == (dist.get_rank() == 0) for each in layer.experts.parameters())
+
+    run_ranks(2, ranks)
 
 
 def test_a_mesh_and_inputs_of_any_shape():

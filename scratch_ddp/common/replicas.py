@@ -48,7 +48,8 @@ def describe(model: nn.Module) -> list[str]:
         kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
         strides = "" if tensor.is_contiguous() else f", strides {tensor.stride()}"
         frozen = ", frozen" if kind == "parameter" and not tensor.requires_grad else ""
-        lines.append(f"{kind} {name!r}: {dtype_and_shape(tensor)}{strides}{frozen}")
+        part = f", slice {dist.get_rank(tensor.sliced_over)}" if hasattr(tensor, "sliced_over") else ""
+        lines.append(f"{kind} {name!r}: {dtype_and_shape(tensor)}{strides}{frozen}{part}")
     return lines
 
 

@@ -1,5 +1,6 @@
 """`Pipeline`: a model whose layers are spread over the ranks. All that users call."""
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -38,7 +39,8 @@ class Pipeline(nn.Module):
 
     `layers`: the whole model, on every rank: an `nn.Sequential`, a list of modules or a transformers decoder (see
     `layers_of`). A rank keeps its own layers; drop the model to free the others.
-    `n_micro`: into how many micro-batches a batch is cut along dimension 0. They may be of different sizes.
+    `n_micro`: into how many micro-batches a batch is cut along dimension 0. They may be of different sizes. A layer
+    sees one at a time: BatchNorm computes other statistics than of the batch.
     `schedule`: "gpipe", "1f1b", "interleaved" (two stages a rank), "zb_h1", or a row of actions for each rank.
     `loss(output, target)`: a mean over a micro-batch; `count(target)`: over how many, by default all numbers of the
     target without labels of -100. A loss that leaves out others needs its own `count`, or it is weighted wrongly.
@@ -120,15 +122,16 @@ class Pipeline(nn.Module):
         return loss if everywhere or self._home[self._last] == self._rank else None
 
     def _run(self, x: torch.Tensor | None, y: torch.Tensor | None) -> float:
-        xs, ys = (() if each is None else each.tensor_split(self.n_micro) for each in (x, y))
+        first, last = (self._home[stage] == self._rank for stage in (0, self._last))
+        xs, ys = (each.tensor_split(self.n_micro) if here else () for each, here in ((x, first), (y, last)))
         device = next((each.device for each in self.local_module.parameters()), torch.device("cpu"))
-        counts = [self.count(each) for each in ys] if self._home[self._last] == self._rank else []
-        total = sum(counts)
+        counts_of = functools.cache(lambda: [self.count(each) for each in ys])
 
         def share(micro: int, output: torch.Tensor) -> torch.Tensor:
-            if total and not counts[micro]:
+            counts = counts_of()  # here, as the stage fails if it raises
+            if sum(counts) and not counts[micro]:
                 return 0 * output.sum()  # a mean over nothing would be NaN
-            return self.loss(output, ys[micro]) * (counts[micro] / (total or 1))
+            return self.loss(output, ys[micro]) * (counts[micro] / (sum(counts) or 1))
 
         rows = [[each for each in row if each.kind == "F" or torch.is_grad_enabled()] for row in self.schedule]
         return execute(rows, self._stages, xs, share, self._sizes, self.group, device)[0]
@@ -170,6 +173,21 @@ class Pipeline(nn.Module):
         for work in works:
             work.wait()
         return [each.to(tensor.device) for each in every.values()]
+
+    @torch.no_grad()
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
+        """torch.nn.utils.clip_grad_norm_ of the whole model's gradients. Every rank calls it, after `step`.
+
+        Returns the norm before, a float64 scalar in main memory. Costs an all-gather of one number.
+        """
+        others = {each for each, ranks in self._tied if ranks[0] != self._rank}  # counted by their first rank
+        own = [each.grad for each in self.parameters() if each.grad is not None and each not in others]
+        mine = nn.utils.get_total_norm(own, norm_type).double().cpu()
+        norms = [torch.empty_like(mine) for _ in range(dist.get_world_size(self.group))]
+        dist.all_gather(norms, mine, group=self.group)
+        total = torch.linalg.vector_norm(torch.stack(norms), norm_type)
+        nn.utils.clip_grads_with_norm_(self.parameters(), max_norm, total)
+        return total
 
     def load_state_dict(self, state_dict: Mapping[str, torch.Tensor]) -> None:
         """Load this rank's part of a state dict that may be the whole model's. Every rank calls it.

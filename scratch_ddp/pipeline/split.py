@@ -31,10 +31,11 @@ def layers_of(model: nn.Module | Sequence[nn.Module]) -> list[Layer]:
     """
     if isinstance(model, list | tuple):
         model = nn.Sequential(*model)
-    if isinstance(model, nn.Sequential | nn.ModuleList):
+    chains = nn.Sequential, nn.ModuleList
+    if isinstance(model, chains) and type(model).forward in [each.forward for each in chains]:  # not one of its own
         return [Layer(module, {name: module}) for name, module in model._modules.items()]  # one may come several times
-    config = getattr(model, "config", None)
-    if getattr(config, "model_type", None) in DECODERS and hasattr(model, "lm_head"):
+    kind, forward = getattr(getattr(model, "config", None), "model_type", None), type(model).forward
+    if kind in DECODERS and hasattr(model, "lm_head") and forward.__module__.startswith("transformers."):
         return _decoder_layers(model)
     can = f"an nn.Sequential, a list of modules, or a transformers model with a head, of type {', '.join(DECODERS)}"
     raise TypeError(f"a {type(model).__name__} can't be cut, only {can}")

@@ -7,8 +7,9 @@ computes x Wᵀ, these are the columns of the matrix that x is multiplied by, he
 """
 
 from collections.abc import Mapping
+from copy import deepcopy
 from functools import partial
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NoReturn, Self
 
 import torch
 import torch.distributed as dist
@@ -22,13 +23,14 @@ from scratch_ddp.tensor_parallel.parallelize import parallelize
 from scratch_ddp.tensor_parallel.sliced import SlicedParameter, gather_full_grads, gather_full_params
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_HOOKS += ("_post_accumulate_grad_hooks",)  # of its parameters
 _TOKENS = "all ranks of a tensor-parallel group work on the same tokens, but these were given different ones"
 
 
 class ParallelLayer(nn.Module):
-    """What the layers have in common: this rank's part of a plain layer's parameters, copied. No communication.
+    """What the layers have in common: views of this rank's part of a plain layer's parameters. No communication.
 
-    `cuts` says along which dimension each sliced parameter is cut; the other parameters are whole on every rank. Raises
+    `cuts` says along which dimension each sliced parameter is cut; the others are the plain layer's own. Raises
     ValueError for a plain layer that computes something else, or n ranks can't hold equal slices of.
     """
 
@@ -45,25 +47,30 @@ class ParallelLayer(nn.Module):
 
     def _part(self, name: str, whole: nn.Parameter) -> nn.Parameter:
         if name not in self.cuts:
-            return nn.Parameter(whole.detach().clone(), whole.requires_grad)
+            return whole
         mine = slices_of(whole.detach(), self.group, self.cuts[name])[dist.get_rank(self.group)]
-        part = SlicedParameter(mine.clone(memory_format=torch.contiguous_format), whole.requires_grad)
+        part = SlicedParameter(mine, whole.requires_grad)
         part.sliced_over, part.sliced_dim = self.group, self.cuts[name]
         return part
 
     def _check(self, plain: nn.Module) -> None:
         own_forward = getattr(plain.forward, "__func__", None) is not self.made_of.forward
-        if own_forward or plain._modules or any(getattr(plain, hooks) for hooks in _HOOKS):
+        hooked = any(getattr(each, hooks, None) for each in (plain, *plain.parameters()) for hooks in _HOOKS)
+        if own_forward or plain._modules or hooked:
             what, its = f"{type(self).__name__} is made of a plain {self.made_of.__name__}", type(plain).__name__
             raise ValueError(f"{what}: this {its} has a forward, hooks or modules of its own, which would be lost")
         for option in ("sparse", "max_norm", "scale_grad_by_freq"):
             if getattr(plain, option, None):
                 raise ValueError(f"an embedding with {option}={getattr(plain, option)!r} can't be sliced")
 
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError("slices can't be pickled or copied, since they belong to a group of ranks: take the state dict")
+
     @classmethod
     def from_linear(cls, plain: nn.Module, group: Group = None, **options: Any) -> Self:
-        """Return cls(plain, group, **options), made by `parallelize`: so the first rank's values win."""
-        return parallelize(nn.ModuleDict({"layer": plain}), {"layer": partial(cls, **options)}, group)["layer"]
+        """Return cls(plain, group, **options) of a copy, made by `parallelize`: so the first rank's values win."""
+        model = nn.ModuleDict({"layer": deepcopy(plain)})
+        return parallelize(model, {"layer": partial(cls, **options)}, group)["layer"]
 
     from_embedding = from_linear
     gather_full_params, gather_full_grads = gather_full_params, gather_full_grads  # the plain layer's, on every rank

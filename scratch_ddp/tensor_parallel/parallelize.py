@@ -2,14 +2,17 @@
 
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
+from functools import cache
 from typing import TypeVar
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
 from scratch_ddp.common.agreement import together
 from scratch_ddp.common.replicas import broadcast_from_first, describe, named_tensors
 from scratch_ddp.common.wrapper import Group, process_group
+from scratch_ddp.tensor_parallel.sliced import keep_parameters
 
 Install = Callable[[], object]
 Change = nn.Module | Install
@@ -23,25 +26,27 @@ def parallelize(model: Model, plan: Mapping[str, Entry], group: Group = None) ->
     `plan`: what becomes of the modules whose names end in each of its keys ("q_proj", "layers.0"); "" is the model
     itself. An entry is called with a module and the group. It returns the layer that takes the module's place, such as
     ColumnParallelLinear, or a function that changes the module, which is called once all entries have agreed.
-    Parameters keep their names; tied ones stay tied.
-    Every rank holds the whole model before; the first rank's values win. Make the optimizer afterwards.
-    Raises ValueError on every rank, and changes no module, if an entry matches nothing or can't be followed on some
-    rank, or if the ranks' models differ in shape. Costs two small all-reduces, broadcasts of the whole model, and
-    memory for the slices beside it.
+    Parameters keep their names and become slices themselves: tied ones stay tied, and an optimizer that has them but
+    has not made a step yet goes on with them. Every rank holds the whole model before; the first rank's values win.
+    Outside of the slices ranks compute the same, so they need the same inputs there, and for dropout the same seed.
+    Raises ValueError on every rank, and changes nothing, if an entry matches nothing or can't be followed on some
+    rank, or if the ranks' models differ in shape. Costs a small all-reduce and broadcasts of the whole model.
     """
     group = process_group(group)
     with together(group, complaint="the ranks slice different models; do the same everywhere") as lines:
         lines += describe(model)
-    broadcast_from_first((each for _, each in named_tensors(model)), group)
-    with together(group):
+        if any(isinstance(each, nn.Dropout) and each.p for each in model.modules()):  # on what is whole, the same
+            lines.append(f"dropout, with the seed {torch.initial_seed()}")
         changes = _prepare(model, plan, group)
-    tied = _tied(model)
+    broadcast_from_first((each for _, each in named_tensors(model)), group)
     for name, change in changes.items():
-        model.set_submodule(name, change) if isinstance(change, nn.Module) else change()
-    for first, *others in tied:
-        for other in others:
-            module, _, parameter = other.rpartition(".")
-            setattr(model.get_submodule(module), parameter, model.get_parameter(first))
+        if isinstance(change, nn.Module):
+            plain = model.get_submodule(name)
+            model.set_submodule(name, change)
+            keep_parameters(plain, change)
+    for change in dict.fromkeys(changes.values()):
+        if not isinstance(change, nn.Module):
+            change()
     return model
 
 
@@ -54,11 +59,12 @@ def _prepare(model: nn.Module, plan: Mapping[str, Entry], group: dist.ProcessGro
         hint = f"; is {similar[0]} meant?" if similar else ""
         raise ValueError(f"the plan's {ending!r} matches no module{hint}")
     changes: dict[str, Change] = {}
+    follow = cache(lambda entry, module: entry(module, group))  # once for a module that has several names
     for ending, name in ((ending, name) for ending, found in places.items() for name in found):
         if name in changes:
             raise ValueError(f"two entries of the plan match {name!r}")
         try:
-            changes[name] = plan[ending](names[name], group)
+            changes[name] = follow(plan[ending], names[name])
         except ValueError as error:
             raise ValueError(f"{name or 'the model'}: {error}") from None
     replaced = {name for name, change in changes.items() if isinstance(change, nn.Module)}
@@ -67,16 +73,11 @@ def _prepare(model: nn.Module, plan: Mapping[str, Entry], group: dist.ProcessGro
             named, start = dict(names[path].named_parameters()), f"{path}." if path else ""
             whole = [name for name in named if f"{start}{name}".rpartition(".")[0] not in replaced]
             change.leave_whole(path, {name: named[name] for name in whole})
-    for tied in _tied(model):
-        owners = [name.rpartition(".")[::2] for name in tied]  # modules, and the parameter's names in them
-        if len({getattr(changes.get(module), "cuts", {}).get(own) for module, own in owners}) > 1:
+    cuts: dict[nn.Parameter, dict[str, int | None]] = {}  # of each parameter, by its names
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        module, _, own = name.rpartition(".")
+        cuts.setdefault(parameter, {})[name] = getattr(changes.get(module), "cuts", {}).get(own)
+    for tied in cuts.values():
+        if len({*tied.values()}) > 1:
             raise ValueError(f"{' and '.join(tied)} are the same parameter: the plan must slice all of them alike")
     return changes
-
-
-def _tied(model: nn.Module) -> list[list[str]]:
-    """The names of each parameter that has several."""
-    names: dict[nn.Parameter, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(parameter, []).append(name)
-    return [several for several in names.values() if len(several) > 1]

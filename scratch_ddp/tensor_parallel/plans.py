@@ -38,7 +38,7 @@ class move_input:
                     here = f"{path or 'the model'}: {name!r}"
                     raise ValueError(f"{here} would be whole among slices: this plan is not for this model")
         if self.move != "reduce_scatter":
-            self.summed = [each for each in named.values() if each.requires_grad]
+            self.summed = list(named.values())
 
     def __call__(self) -> None:
         """Change the module."""
@@ -47,8 +47,9 @@ class move_input:
             self.module.register_forward_pre_hook(hook, with_kwargs=True)
         for parameter in self.summed:
             if not hasattr(parameter, "summed_over"):  # by another entry
-                parameter.summed_over = self.group
-                parameter.register_hook(partial(moves.all_reduce, group=self.group))
+                parameter.summed_over, trained = self.group, parameter.requires_grad
+                parameter.requires_grad_().register_hook(partial(moves.all_reduce, group=self.group))
+                parameter.requires_grad_(trained)  # one that is frozen may be trained later
 
 
 def _move_input(_: nn.Module, args: tuple, kwargs: dict[str, Any], name: str, group: Group) -> tuple[tuple, dict]:
@@ -73,24 +74,32 @@ def attention_by_heads(attention: nn.Module, group: Group, move: str = "copy") -
     return move_input(attention, group, move, attention.head_dim)
 
 
-def on_token_slices(module: nn.Module, group: Group) -> Install:
-    """For a module that computes on slices of tokens, such as a norm: gradients of whole parameters are summed.
-
-    Costs one all-reduce for each of them in each backward, of the parameter's size.
-    """
-    return move_input(module, group, None)
+# For a module that computes on slices of tokens, such as a norm: gradients of whole parameters are summed. Costs one
+# all-reduce for each of them in each backward, of the parameter's size.
+on_token_slices = partial(move_input, move=None)
 
 
 def vocabulary_parallel_loss(model: nn.Module, group: Group) -> Install:
-    """For a causal language model of transformers whose logits are sliced: `model(input_ids, labels=…).loss`."""
+    """For a causal language model of transformers whose logits are sliced: `model(input_ids, labels=…).loss`.
+
+    `generate()` needs whole logits, from a head with `gather_output`, and to sample the same seed on every rank.
+    """
     if not hasattr(type(model), "loss_function"):
         raise ValueError(f"{type(model).__name__} has no loss_function: leave the plan's entry '' out")
-    return partial(setattr, model, "loss_function", partial(_next_token_loss, group=group))
+    own = {"loss_function": partial(_next_token_loss, group=group), "generate": partial(_generate, model)}
+    return lambda: [setattr(model, name, function) for name, function in own.items()]
+
+
+def _generate(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    if not getattr(model.get_output_embeddings(), "gather_output", True):
+        raise ValueError("generate() needs whole logits, not slices of them: set model.lm_head.gather_output = True")
+    return type(model).generate(model, *args, **kwargs)
 
 
 def _next_token_loss(
     logits: torch.Tensor,
     labels: torch.Tensor,
+    vocab_size: int = 0,
     *_: Any,
     num_items_in_batch: torch.Tensor | int | None = None,
     ignore_index: int = -100,
@@ -100,6 +109,8 @@ def _next_token_loss(
 ) -> torch.Tensor:
     """What transformers' ForCausalLMLoss computes: logits at one place predict the label at the next."""
     targets = pad(labels, (0, 1), value=ignore_index)[..., 1:] if shift_labels is None else shift_labels
+    if logits.shape[-1] == vocab_size:  # they are whole
+        logits = moves.move(logits, "split", group, dim=-1)
     reduction = "mean" if num_items_in_batch is None else "sum"
     loss = vocabulary_parallel_cross_entropy(logits, targets, group, ignore_index=ignore_index, reduction=reduction)
     return loss if num_items_in_batch is None else loss / num_items_in_batch
@@ -121,6 +132,7 @@ LLAMA = {
 LLAMA_SEQUENCE = {  # residual stream and norms hold slices of tokens
     **LLAMA,
     # The model reads the positions from the embedding's shape, so its output is sliced where the first block begins.
+    # Until then it is a part of a sum: the model takes `input_ids`, since `inputs_embeds` would be added up.
     "embed_tokens": partial(VocabularyParallelEmbedding, output_move=None),
     "layers.0": partial(move_input, move="reduce_scatter"),
     "self_attn": partial(attention_by_heads, move="gather"),

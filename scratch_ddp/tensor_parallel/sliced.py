@@ -13,8 +13,10 @@ from torch import nn
 
 # As torch's DTensor enters itself there: optimizers and clipping then keep their fast paths.
 from torch.optim.optimizer import _foreach_supported_types as _in_optimizers
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._foreach_utils import _foreach_supported_types as _in_clipping
 
+from scratch_ddp.common.optimizer_steps import parameters_of
 from scratch_ddp.tensor_parallel.moves import all_gather
 
 _NORMS = (torch.linalg.vector_norm, torch.linalg.norm, torch.norm, torch.Tensor.norm)
@@ -82,6 +84,25 @@ class SlicedParameter(nn.Parameter):
 
 _in_optimizers.append(SlicedParameter)
 _in_clipping.append(SlicedGradient)
+
+
+def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    name = type(optimizer).__name__
+    if name in ("Adafactor", "LBFGS", "Muon") and SlicedParameter in map(type, parameters_of(optimizer)):
+        raise ValueError(f"{name} computes with whole matrices, and a rank has slices of them: take another optimizer")
+
+
+register_optimizer_step_pre_hook(_before_step)
+
+
+def keep_parameters(plain: nn.Module, layer: nn.Module) -> None:
+    """Turn the plain module's parameters into the layer's slices, and give them to the layer in place of those."""
+    for name, part in layer._parameters.items():
+        if isinstance(part, SlicedParameter):
+            layer._parameters[name] = whole = plain._parameters[name]
+            whole.grad, whole.data = None, part.detach().clone(memory_format=torch.contiguous_format)
+            whole.__class__ = SlicedParameter
+            vars(whole).update(vars(part))
 
 
 def clip_grad_norm_(model: nn.Module, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:

@@ -27,13 +27,16 @@ def steps(
     pipeline = Pipeline(copy.deepcopy(whole), m, schedule, loss, **settings)
     for step, items in enumerate((2 * m + 1, 2 * m + 1, 3 * m)):
         x, y = data(items, seed=step)
-        mine = x if pipeline._home[0] == dist.get_rank() else None
+        mine = x if pipeline._home[0] == dist.get_rank() else (None, 0)[step % 2]  # anything elsewhere
         with torch.no_grad():
             found = pipeline.step(mine, y, everywhere=True) if step else None
         its = pipeline.step(mine, y, everywhere=True)
         expected = alone(whole, x, y, loss)
         assert found is None or abs(found - expected) < EXACT
         assert abs(its - expected) < EXACT and distance(pipeline, whole) < EXACT, (schedule, m, step)
+    clipping = (0.1, (2.0, float("inf"))[m % 2])
+    norm = nn.utils.clip_grad_norm_(whole.parameters(), *clipping)
+    assert torch.allclose(pipeline.clip_grad_norm_(*clipping), norm, rtol=EXACT) and distance(pipeline, whole) < EXACT
 
 
 @pytest.mark.parametrize("p", [1, 2, 4])

@@ -16,6 +16,12 @@ from tests.ddp.cases import Made
 from tests.pipeline.cases import alone, batch, build, distance, pipeline_of
 from tests.ranks import assert_refused, in_turn, message_of, run_ranks
 
+
+class Scaled(nn.Sequential):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
 DIFFERENT = "the ranks build different pipelines; do the same everywhere\nrank 1: "
 ONE_LESS = [[each for each in row if each != Action("B", 1, 2)] for row in one_f_one_b(2, 4)]
 NOT_BUILT = [  # what both ranks say, and what rank 1 passes
@@ -25,6 +31,7 @@ NOT_BUILT = [  # what both ranks say, and what rank 1 passes
     ("rank 1: B2 of stage 1 is missing", {"schedule": ONE_LESS}),
     ("rank 1: 1 layers can't be cut into 2 stages: use fewer ranks or fewer stages", {"layers": build(1)}),
     ("rank 1: TypeError: a Bilinear can't be cut, only an nn.Sequential", {"layers": nn.Bilinear(2, 2, 2)}),
+    ("rank 1: TypeError: a Scaled can't be cut", {"layers": Scaled(*build(4))}),
     ("cuts must be 1 growing numbers from 1 to 3, not [4]", {"cuts": [4]}),
     *(
         (DIFFERENT, settings)
@@ -54,6 +61,9 @@ def no_batch() -> None:
             said = message_of(call)
         assert said.startswith(says), said
         assert not counted.calls, "nothing is sent"
+    pipeline = pipeline_of(build(4), 4, count=lambda target: target[0, 0, 0, 0])
+    said = message_of(lambda: pipeline.step(x, y))
+    assert said.startswith("rank 1: stage 1 failed in the forward of micro-batch 0: IndexError"), said
 
 
 def test_batches_that_do_not_fit():

@@ -1,6 +1,7 @@
 """Each layer computes what the plain one does, in forward and backward, with the calls and bytes that it promises."""
 
 import copy
+from collections import OrderedDict
 from functools import partial
 
 import pytest
@@ -126,6 +127,10 @@ def other_ways() -> None:
     shared.append(shared[0])
     shared = parallelize(shared, dict.fromkeys("02", partial(ColumnParallelLinear, gather_output=True)))
     assert shared[2].weight is shared[0].weight
+    block = seeded(Block)
+    twice = nn.Sequential(OrderedDict(up=block.up, down=block.down))
+    columns = partial(ColumnParallelLinear, input_move=None)
+    compare(nn.Sequential(block.first, twice, twice), PAIR | {"1": move_input, "2": move_input, "up": columns})
     half = ColumnParallelLinear.from_linear(nn.Linear(8, 8, dtype=torch.bfloat16))
     assert half(torch.ones(3, 8, dtype=torch.bfloat16)).dtype == torch.bfloat16
     tokens = move(torch.full((4, 2), dist.get_rank() + 1.0), "reduce_scatter")
@@ -134,9 +139,12 @@ def other_ways() -> None:
     for parameter in own.parameters():
         parameter.data += dist.get_rank()
     assert_same_model(parallelize(own, PAIR), seeded(Block))
-    own = nn.Linear(4, 4).double()  # of each rank's own seed
+    torch.manual_seed(dist.get_rank())
+    own = nn.Linear(4, 4).double()
     layer = RowParallelLinear.from_linear(own)
-    assert_same_model(layer, own)
+    torch.manual_seed(0)
+    assert_same_model(layer, nn.Linear(4, 4).double())
+    assert own.weight.shape == (4, 4)
     assert layer.weight.untyped_storage().nbytes() == 4 * 2 * 8  # not a view of the plain one's
 
 

@@ -40,10 +40,10 @@ def compare(shape: tuple[int, int], plan: dict, tied: bool = False, norm_type: f
     """Three steps on a mesh (dp, tp) beside one process, with clipping; and what they cost."""
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=("dp", "tp"))
     plain, model = llama(tie_word_embeddings=tied), llama(tie_word_embeddings=tied)
+    optimizers = [torch.optim.AdamW(each.parameters(), lr=0.01) for each in (plain, model)]  # before slicing
     sliced = parallelize(model, plan, mesh["tp"])
     assert (sliced.lm_head.weight is sliced.model.embed_tokens.weight) == tied
     replica = (BucketedDDP if plan is LLAMA else FlatDDP)(sliced, group=mesh["dp"])
-    optimizers = [torch.optim.AdamW(each.parameters(), lr=0.01) for each in (plain, sliced)]
     for step in range(3):
         tokens = ids(ROWS * shape[0], seed=step)
         mine = tokens.chunk(shape[0])[mesh["dp"].get_local_rank()]
@@ -117,6 +117,21 @@ def test_optimizers_and_the_gradient_of_a_slice():
     run_ranks(2, optimizers_agree)
 
 
+def whole_logits() -> None:
+    """Of a head that gathers them: the loss is right, and so is text."""
+    plain, sliced = llama(), parallelize(llama(), LLAMA)
+    sliced.lm_head.gather_output = True
+    for model in (plain, sliced):
+        model(input_ids=ids(), labels=ids()).loss.backward()
+    assert_same_model(sliced, plain, atol=1e-7)  # transformers' own loss is computed in float32
+    texts = [model.generate(ids(1), max_new_tokens=4, do_sample=False) for model in (plain, sliced)]
+    assert texts[0].equal(texts[1])
+
+
+def test_whole_logits():
+    run_ranks(2, whole_logits)
+
+
 ARCHITECTURES = {  # that LLAMA is for, and the word in the refusal of others
     "Qwen3": None,  # a norm of each head
     "Cohere": None,  # blocks without a second norm
@@ -142,7 +157,8 @@ def other_architectures() -> None:
                 assert str(sliced) == before  # nothing has been changed
                 continue
             loss = plain(input_ids=ids(), labels=ids()).loss
-            its_loss = parallelize(sliced, plan)(input_ids=ids(), labels=ids()).loss
+            parallelize(sliced.requires_grad_(False), plan).requires_grad_()  # frozen, and trained later
+            its_loss = sliced(input_ids=ids(), labels=ids()).loss
             for each in (loss, its_loss):
                 each.backward()
             torch.testing.assert_close(its_loss.double(), loss.double(), rtol=0, atol=1e-6)  # float32 in places

@@ -1,10 +1,13 @@
 """What can't be sliced, or must not be asked of sliced layers, is refused in a sentence, on every rank alike."""
 
+import copy
+
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
+from scratch_ddp.ddp import BucketedDDP, FlatDDP
 from scratch_ddp.tensor_parallel import (
     LLAMA,
     LLAMA_SEQUENCE,
@@ -13,6 +16,7 @@ from scratch_ddp.tensor_parallel import (
     VocabularyParallelEmbedding,
     move,
     move_input,
+    on_token_slices,
     parallelize,
     vocabulary_parallel_cross_entropy,
     vocabulary_parallel_loss,
@@ -61,6 +65,26 @@ def other_heads() -> nn.Module:
     return llama(hidden_size=24, num_attention_heads=6, num_key_value_heads=3)
 
 
+def sliced_block() -> nn.Module:
+    return parallelize(seeded(Block), PAIR)
+
+
+def wrapped_first() -> None:
+    replica = BucketedDDP(seeded(Block))
+    parallelize(replica.module, PAIR)
+
+
+def dropout_of_own_seeds() -> None:
+    model = nn.Sequential(seeded(Block), nn.Dropout(0.1))
+    torch.manual_seed(dist.get_rank())
+    parallelize(model, PAIR)
+
+
+def step_of(optimizer: str):
+    return lambda: getattr(torch.optim, optimizer)([sliced_block().up.weight]).step(lambda: 0.0)
+
+
+SLICE = "rank 1: entry 2 is parameter 'up.weight': float64 (12, 8), slice 1, but"
 LOGITS, MADE_OF = torch.zeros(2, 16), "ColumnParallelLinear is made of a plain Linear: this"
 REFUSED = [
     (f"ranks 0, 1: layer: {MADE_OF} Conv1d has a forward", column(nn.Conv1d(2, 2, 1))),
@@ -84,7 +108,14 @@ REFUSED = [
     ("embed.weight and head.weight are the same", plan(TiedHead, {"embed": VocabularyParallelEmbedding})),
     ("the model: 'first.weight' would be whole among slices", plan(Block, {"": move_input, **PAIR})),
     ("the model: Block has no loss_function", plan(Block, {"": vocabulary_parallel_loss})),
-    (f"up: {MADE_OF}", plan(lambda: parallelize(seeded(Block), PAIR), PAIR)),
+    (f"up: {MADE_OF}", plan(sliced_block, PAIR)),
+    (SLICE, plan(sliced_block, {"": on_token_slices})),
+    ("this Linear has a forward, hooks", wrapped_first),
+    (SLICE, lambda: FlatDDP(sliced_block())),
+    ("rank 1: entry 6 is dropout, with the seed 1, but", dropout_of_own_seeds),
+    ("slices can't be pickled or copied", lambda: copy.deepcopy(sliced_block())),
+    *((f"{name} computes with whole matrices", step_of(name)) for name in ("Adafactor", "LBFGS", "Muon")),
+    ("generate() needs whole logits", lambda: parallelize(llama(), LLAMA).generate(ids())),
     ("work on the same tokens, but these were given different ones\nrank 1:", sliced_llama()),
     ("index out of range", sliced_llama(torch.tensor([[0, VOCABULARY]]))),
     ("index out of range", sliced_llama(torch.tensor([[0, -1]]))),
