@@ -241,6 +241,8 @@ class Runtime:
 
     def sync_gradients(self) -> None:
         """Leave in every rank's shards the mean of all gradients that any rank has. See `FSDP.sync_gradients`."""
+        for unit in self.units:  # of a backward pass that did not come through a unit's outputs
+            unit.take_gradients()
         while (agreed := self.meet(SYNC)).largest["backward"]:  # of other ranks, which this one takes part in
             self._begin_backward(agreed)
             self._end_backward()

@@ -63,6 +63,17 @@ def frozen_unit() -> nn.Module:
     return model
 
 
+def pairs() -> nn.Module:
+    """Lists in a list."""
+
+    def forward(self, x):
+        for first, second in self.pairs:
+            x = x + second(torch.tanh(first(x)))
+        return x
+
+    return Made(forward, pairs=[nn.ModuleList(linear(2)) for _ in range(2)])
+
+
 class Result:
     """A class of the model's own, of which torch's pytree knows nothing."""
 
@@ -129,6 +140,23 @@ def segments(reentrant: bool) -> nn.Module:
     return Made(forward, first=first, blocks=blocks)
 
 
+class Kept(nn.Module):
+    """Its loss stays in the module; its input comes without a graph."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.gate = linear(2)
+
+    def forward(self, x):
+        self.loss = self.gate(x.detach()).square().mean()
+        return torch.tanh(self.layer(x))
+
+
+def kept_loss(model, x, y):
+    model(x)
+    return sum(each.loss for each in getattr(model, "module", model))
+
+
 def whole_checkpointed(model, x, y):
     return mse_loss(checkpoint(model, x, use_reentrant=False), y)
 
@@ -138,6 +166,7 @@ CASES = REPLICATED_CASES | {
     "another order": Case(lambda: Chain(2, 0, 1)),
     "a unit twice": Case(lambda: Chain(0, 1, 0, 2, 1)),
     "LSTM": Case(recurrent),
+    "pairs": Case(pairs),
     "adapters": Case(lambda: with_head(adapter(), adapter())),
     "a frozen unit": Case(frozen_unit),
     "structured": Case(structured),
@@ -146,5 +175,6 @@ CASES = REPLICATED_CASES | {
     "views written to": Case(written_views),
     "segments": Case(lambda: segments(False)),
     "reentrant segments": Case(lambda: segments(True)),
+    "a loss kept in a unit": Case(lambda: nn.Sequential(Kept(), Kept()), kept_loss),
     "all recomputed": Case(lambda: Chain(0, 1, 2), whole_checkpointed),
 }

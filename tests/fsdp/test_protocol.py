@@ -81,8 +81,20 @@ def kept_units() -> None:
     assert_equal(sharded, alone)
 
 
+def frozen_between_passes() -> None:
+    """After a forward pass without a backward pass, which leaves the last layer gathered."""
+    alone, sharded = pair()
+    x, y = batches(1, 2)[0]
+    shards = dict(sharded.named_parameters())
+    loss_of(sharded, x, y)
+    sharded.module[2].weight.requires_grad_(False), shards["2.bias"].requires_grad_(False)
+    alone[2].requires_grad_(False)
+    assert_step_right(alone, sharded, x, y)
+
+
 def test_what_happens_between_passes():
-    in_turn(2, lambda happens: happens(), [(buffers_of_other_shapes,), (loaded_in_between,), (kept_units,)])
+    happenings = [buffers_of_other_shapes, loaded_in_between, kept_units, frozen_between_passes]
+    in_turn(2, lambda happens: happens(), [(each,) for each in happenings])
 
 
 def clip() -> None:

@@ -65,6 +65,19 @@ def stale_optimizer() -> None:
     optimizer.step()
 
 
+def optimizer_of_a_pass() -> None:
+    """Made while the last unit waits for its backward pass."""
+    wrapped = FSDP(model())
+    wrapped(X)
+    torch.optim.SGD(wrapped.module.parameters(), lr=0.1).step()
+
+
+def new_head() -> None:
+    wrapped = sharded()
+    wrapped.module[1] = nn.Linear(2, 2)
+    torch.optim.SGD(wrapped.parameters(), lr=0.1).step()
+
+
 def second_derivative() -> None:
     x = torch.ones(1, 2, requires_grad=True)
     (slope,) = torch.autograd.grad(sharded()(x).square().sum(), x, create_graph=True)
@@ -111,7 +124,9 @@ REFUSED = [
     ("without values, or NaN", lambda: FSDP(on_meta(), init=lambda module: None)),
     ("an FSDP can't be pickled or copied", lambda: pickle.dumps(sharded())),
     ("an FSDP can't be pickled or copied", lambda: copy.deepcopy(sharded())),
-    ("that the model had before it was wrapped: make it from the parameters()", stale_optimizer),
+    ("that the model had before it was wrapped, or in a pass: make it from the parameters()", stale_optimizer),
+    ("'2.bias' that the model had before it was wrapped, or in a pass: make it from", optimizer_of_a_pass),
+    ("'1.weight' was added after the model was wrapped", new_head),
     ("second derivatives (create_graph=True) need parameters that are freed", second_derivative),
     ("ranks 0, 1: a forward pass did not reach its end", lambda: FSDP(Slope(nn.Linear(2, 2)))(X)),
     ("'0.weight' is sparse", lambda: sharded(nn.Sequential(nn.Embedding(4, 2, sparse=True)), torch.tensor([1]))),
