@@ -1,6 +1,5 @@
 """Tensors inside of what modules take, keep and return: tuples, lists, dicts and objects, however nested."""
 
-import itertools
 import operator
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -45,12 +44,12 @@ def write_back(changes: Changes) -> None:
 
 
 def nodes_of(value: Any) -> set[Node]:
-    """Where autograd comes to the tensors in a value.
+    """Where autograd comes to the tensors in a value, if gradients are enabled.
 
     Where a caller writes to a view in place, autograd leaves the view out and comes to its base alone.
     """
-    tensors = itertools.chain.from_iterable((each, base_of(each)) for each in tensors_in(value))
-    return {each.grad_fn for each in tensors if each.grad_fn is not None}
+    tensors = tensors_in(value) if torch.is_grad_enabled() else ()
+    return {node for each in tensors for node in (each.grad_fn, base_of(each).grad_fn) if node is not None}
 
 
 def tensors_in(value: Any, seen: set[int] | None = None) -> Iterator[torch.Tensor]:

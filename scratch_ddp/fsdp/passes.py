@@ -111,9 +111,8 @@ class Runtime:
         write_back(changes)
 
         def outlive(tensor: torch.Tensor) -> torch.Tensor:
-            """A copy of a parameter, which is freed soon, or of the caller's leaf, on which hooks would pile up."""
-            is_leaf = tensor.is_leaf and tensor.requires_grad
-            return tensor.clone() if is_leaf or id(base_of(tensor)) in self._wholes else tensor
+            """A copy of a parameter or of a view of one, which is freed soon."""
+            return tensor.clone() if id(base_of(tensor)) in self._wholes else tensor
 
         output = with_tensors(outlive, output, [])
         # Tensors leave a module in its output, in a cache that it was given, or in itself: a loss that it keeps.
