@@ -63,17 +63,6 @@ def frozen_unit() -> nn.Module:
     return model
 
 
-def pairs() -> nn.Module:
-    """Lists in a list."""
-
-    def forward(self, x):
-        for first, second in self.pairs:
-            x = x + second(torch.tanh(first(x)))
-        return x
-
-    return Made(forward, pairs=[nn.ModuleList(linear(2)) for _ in range(2)])
-
-
 class Result:
     """A class of the model's own, of which torch's pytree knows nothing."""
 
@@ -107,18 +96,18 @@ def in_place() -> nn.Module:
 
 
 def shown() -> nn.Module:
-    """The model returns a parameter of its own, and a unit a view of one."""
+    """The model returns a parameter of its own, also in an object, and a unit a view of one."""
     places = Made(lambda self, x: self.weight[: len(x)], weight=nn.Parameter(torch.randn(9, 6)))
     return Made(
-        lambda self, x: (self.units[1](x) + self.units[0](x), self.scale),
+        lambda self, x: (self.units[1](x) + self.units[0](x), self.scale, Result(self.scale, None)),
         units=[places, nn.Linear(6, 6)],
         scale=nn.Parameter(torch.ones(6)),
     )
 
 
 def scaled_loss(model, x, y):
-    output, scale = model(x)
-    return mse_loss(output * scale, y)
+    output, scale, result = model(x)
+    return mse_loss(output * scale * result.hidden, y)
 
 
 def written_views() -> nn.Module:
@@ -205,7 +194,6 @@ CASES = REPLICATED_CASES | {
     "another order": Case(lambda: Chain(2, 0, 1)),
     "a unit twice": Case(lambda: Chain(0, 1, 0, 2, 1)),
     "LSTM": Case(recurrent),
-    "pairs": Case(pairs),
     "adapters": Case(lambda: with_head(adapter(), adapter())),
     "a frozen unit": Case(frozen_unit),
     "structured": Case(structured),

@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from scratch_ddp.fsdp import FSDP
 from scratch_ddp.tensor_parallel import ColumnParallelLinear
-from tests.ranks import assert_refused, run_ranks
+from tests.ranks import assert_refused, in_turn
 
 X = torch.ones(1, 2)
 
@@ -142,11 +142,18 @@ def test_what_is_refused():
     assert_refused(2, REFUSED)
 
 
+def lists_in_a_list() -> None:
+    """Their elements are units: the lists themselves are never called."""
+    layers = nn.ModuleList([nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])])
+    units = FSDP(nn.ModuleDict({"layers": layers}))._runtime.units
+    assert [unit.module_name for unit in units] == ["layers.0.0", "layers.0.1"]
+
+
 def read_by_its_parent() -> None:
     """A module that reads its children's parameters itself is one unit with them."""
     x = torch.ones(1, 3, 4)
     FSDP(nn.MultiheadAttention(4, 2))(x, x, x)[0].sum().backward()
 
 
-def test_a_module_that_reads_its_childrens_parameters_itself():
-    run_ranks(2, read_by_its_parent)
+def test_which_modules_are_units():
+    in_turn(2, lambda check: check(), [(lists_in_a_list,), (read_by_its_parent,)])
