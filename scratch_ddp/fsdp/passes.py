@@ -235,6 +235,7 @@ class Runtime:
         self.running = None
 
     def _free_after_backward(self, units: list[Unit]) -> None:
+        self._given.clear()  # to units that were recomputed only as far as it was needed
         for unit in units:
             unit.free()
             unit.take_gradients()

@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from scratch_ddp.fsdp import FSDP, passes
 from scratch_ddp.fsdp.comm import Ranks
 from tests.ddp.cases import CASES, assert_equal, batches, build, one_process_step, shard
+from tests.fsdp.cases import segments
 from tests.ranks import in_turn, message_of, run_ranks
 
 MLP = CASES["mlp"]
@@ -92,8 +93,15 @@ def frozen_between_passes() -> None:
     assert_step_right(alone, sharded, x, y)
 
 
+def recomputed_in_part() -> None:
+    """Nothing is held of inputs of units whose recomputation was cut short."""
+    sharded = FSDP(segments(reentrant=False))
+    sharded(torch.ones(2, 6)).sum().backward()
+    assert not sharded._runtime._given
+
+
 def test_what_happens_between_passes():
-    happenings = [buffers_of_other_shapes, loaded_in_between, kept_units, frozen_between_passes]
+    happenings = [buffers_of_other_shapes, loaded_in_between, kept_units, frozen_between_passes, recomputed_in_part]
     in_turn(2, lambda happens: happens(), [(each,) for each in happenings])
 
 
