@@ -15,6 +15,7 @@ is a module; its parameters are a `Unit` here, or several, one for each dtype. O
     unit        how parameters are cut into rows; gathered, freed, reduced
     comm        the ranks, and their collectives, started now and waited for later
     passes      hooks in the model: what happens before and after each forward and backward, once the ranks have met
+    nests       tensors in what modules take, keep and return: where passes watch for gradients
     schedule    in which order a pass gathers and reduces, and how far ahead it gathers (prefetch)
     checkpoint  what is saved, and loaded on any number of ranks
 """

@@ -82,13 +82,11 @@ def load(model: nn.Module, folder: str | os.PathLike, optimizer: Optimizer | Non
     state |= others["values"]
     model.load_state_dict({key.removeprefix(MODEL): value for key, value in state.items() if key.startswith(MODEL)})
     if optimizer is not None:
-        numbers = {name: number for number, name in enumerate(name for each in groups for name in each["params"])}
-        numbered: dict[int, dict[str, Any]] = {}
+        named: dict[str, dict[str, Any]] = {}
         for key in filter(lambda key: key.startswith(OPTIMIZER), state):
             name, _, entry = key.removeprefix(OPTIMIZER).rpartition(".")
-            numbered.setdefault(numbers[name], {})[entry] = state[key]
-        groups = [{**each, "params": [numbers[name] for name in each["params"]]} for each in groups]
-        optimizer.load_state_dict({"state": numbered, "param_groups": groups})
+            named.setdefault(name, {})[entry] = state[key]
+        optimizer.load_state_dict({"state": named, "param_groups": groups})  # the parameters by their order
     return others["extra"]
 
 

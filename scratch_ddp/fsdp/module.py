@@ -97,12 +97,17 @@ class FSDP(SyncSwitch, nn.Module):
         mine = parameters_of(optimizer)
         if stale := [getattr(each, REPLACED) for each in mine if hasattr(each, REPLACED)]:
             raise ValueError(
-                f"the optimizer was made from the parameter {min(stale)!r} that the model had before "
-                "it was wrapped: make it from the parameters() of the FSDP"
+                f"the optimizer was made from the parameter {min(stale)!r} that the model had before it was wrapped, "
+                "or in a pass: make it from the parameters() of the FSDP"
             )
         if self._shapes.keys().isdisjoint(mine):
             return  # another model's, which may step when this model's group is gone
         if optimizer not in self._optimizers:
+            others = mine - self._shapes.keys()
+            if added := [name for name, each in self.named_parameters() if each in others]:
+                raise ValueError(
+                    f"{added[0]!r} was added after the model was wrapped, and is not synchronised: do that before"
+                )
             self._optimizers.add(optimizer)
             optimizer.register_step_post_hook(lambda *_: self._runtime.count_step())
         if any(isinstance(each.grad, OnItsWay) for each in self._shapes.keys() & mine):

@@ -1,4 +1,4 @@
-"""Tensors inside of what modules take and return: tuples, lists, dicts and objects, however nested."""
+"""Tensors inside of what modules take, keep and return: tuples, lists, dicts and objects, however nested."""
 
 import operator
 from collections.abc import Callable, Iterator
@@ -6,23 +6,50 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.graph import Node
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+Changes = list[tuple[Any, Any]]  # values, and what they became
 
-def with_tensors(change: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
-    """Return the value with its tensors changed, also those in tuples, lists and dicts.
 
-    What holds no tensor that changes stays the same object: a cache that a model writes to must be the caller's own.
+def with_tensors(change: Callable[[torch.Tensor], torch.Tensor], value: Any, changes: Changes) -> Any:
+    """Return the value with its tensors changed, also those in tuples, lists and dicts; add to `changes`.
+
+    What holds no tensor that changes stays the same object.
     """
+    made = value
     if isinstance(value, torch.Tensor):
-        return change(value)
-    if not isinstance(value, (tuple, list, dict)):
-        return value
-    parts, kind = tree_flatten(value, is_leaf=lambda each: each is not value)
-    if parts and parts[0] is value:  # a class of its own, which torch can't take apart
-        return value
-    changed = [with_tensors(change, each) for each in parts]
-    return tree_unflatten(changed, kind) if any(map(operator.is_not, changed, parts)) else value
+        made = change(value)
+    elif isinstance(value, (tuple, list, dict)):
+        parts, kind = tree_flatten(value, is_leaf=lambda each: each is not value)
+        if not (parts and parts[0] is value):  # a class of its own, which torch can't take apart
+            new = [with_tensors(change, each, changes) for each in parts]
+            made = tree_unflatten(new, kind) if any(map(operator.is_not, new, parts)) else value
+    if made is not value:
+        changes.append((value, made))
+    return made
+
+
+def write_back(changes: Changes) -> None:
+    """Do to the caller's lists and dicts, as to a cache, what a module has done to those in their place."""
+    before = {id(made): value for value, made in changes}
+    for value, made in changes:
+        if isinstance(value, list):
+            value[:] = [before.get(id(each), each) for each in made]
+        elif isinstance(value, dict):
+            for key in value.keys() - made.keys():
+                del value[key]
+            for key, each in made.items():
+                value[key] = before.get(id(each), each)
+
+
+def nodes_of(value: Any) -> set[Node]:
+    """Where autograd comes to the tensors in a value, if gradients are enabled.
+
+    Where a caller writes to a view in place, autograd leaves the view out and comes to its base alone.
+    """
+    tensors = tensors_in(value) if torch.is_grad_enabled() else ()
+    return {node for each in tensors for node in (each.grad_fn, base_of(each).grad_fn) if node is not None}
 
 
 def tensors_in(value: Any, seen: set[int] | None = None) -> Iterator[torch.Tensor]:

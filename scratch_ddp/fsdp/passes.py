@@ -15,11 +15,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
-from torch.utils._pytree import tree_leaves
 
 from scratch_ddp.common.agreement import Compared, check_everywhere, compare, digest, raise_everywhere, said_by_ranks
-from scratch_ddp.common.replicas import OTHER_BUFFERS, broadcast_from_first, persistent_buffers
-from scratch_ddp.fsdp.nests import base_of, tensors_in, with_tensors
+from scratch_ddp.common.replicas import OTHER_BUFFERS, broadcast_from_first, modules_of, persistent_buffers
+from scratch_ddp.fsdp.nests import Changes, Node, base_of, nodes_of, with_tensors, write_back
 from scratch_ddp.fsdp.schedule import Schedule, Turn
 from scratch_ddp.fsdp.unit import ROOT, Unit
 
@@ -62,6 +61,7 @@ class Runtime:
         self.steps = 0  # of optimizers, that have come to their end since parameters were loaded
         self._used: list[Turn] = []  # in the last forward pass, in the order of their first turn
         self._needed: set[Unit] = set()  # those whose backward the last forward pass has made ready
+        self._given: dict[nn.Module, tuple[Changes, set[Node]]] = {}  # to modules whose forward runs
         self._renewals = 0  # of the group, after a Stop in a rank cell
         self._backward = lambda: None  # a reference that is dead unless a backward pass is running
         self._pieces = [each for unit in units for each in unit.pieces]
@@ -98,28 +98,29 @@ class Runtime:
             watched.append(tensor.view_as(tensor))
             return watched[-1]
 
-        args, kwargs = with_tensors(prepare, (args, kwargs))
+        changes: Changes = []
+        args, kwargs = with_tensors(prepare, (args, kwargs), changes)
         if watched:  # a module none of whose inputs needs a gradient is done only when the whole backward pass is over
             register_multi_grad_hook(watched, lambda _: self._after_backward(turn))
+        self._given[module] = changes, nodes_of((args, kwargs))
         return args, kwargs
 
     @torch.compiler.disable(reason="FSDP frees parameters here")
     def _after(self, turn: Turn, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> Any:
-        made, has_backward = (self.restarts, self.steps), False
-        given = {id(base_of(each)) for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)}
+        made, (changes, given) = (self.restarts, self.steps), self._given.pop(module, ([], set()))
+        write_back(changes)
 
         def outlive(tensor: torch.Tensor) -> torch.Tensor:
-            """A copy of a parameter, which is freed soon, or of the caller's leaf, on which hooks would pile up."""
-            is_leaf = tensor.is_leaf and tensor.requires_grad
-            return tensor.clone() if is_leaf or id(base_of(tensor)) in self._wholes else tensor
+            """A copy of a parameter or of a view of one, which is freed soon."""
+            return tensor.clone() if id(base_of(tensor)) in self._wholes else tensor
 
-        output = with_tensors(outlive, output)
-        for tensor in filter(lambda each: each.requires_grad, tensors_in(output)):
-            has_backward = True
-            # Where the caller writes to a view in place, autograd leaves the view out and comes to its base alone.
-            for each in {tensor, base_of(tensor)} if id(base_of(tensor)) not in given else {tensor}:
-                each.register_hook(lambda _: self._before_backward(turn, made))
-        self._end_forward() if turn is self.roots else self._after_forward(turn, has_backward)
+        output = with_tensors(outlive, output, [])
+        # Tensors leave a module in its output, in a cache that it was given, or in itself: a loss that it keeps.
+        kept = [each for part in modules_of(module) for each in vars(part).values() if isinstance(each, torch.Tensor)]
+        nodes = nodes_of((output, args, kwargs, kept)) - given
+        for node in nodes:
+            node.register_prehook(lambda _: self._before_backward(turn, made))
+        self._end_forward() if turn is self.roots else self._after_forward(turn, bool(nodes))
         return output
 
     # Forward
@@ -159,6 +160,7 @@ class Runtime:
 
     def _end_forward(self) -> None:
         """Gather what only other ranks have used, and free all that is not kept for backward."""
+        self._given.clear()  # after an error, those of units too
         if self._is_in(FORWARD, EVALUATION):
             self.running.finish()
             self._free_after_forward(self.units)
@@ -233,6 +235,7 @@ class Runtime:
         self.running = None
 
     def _free_after_backward(self, units: list[Unit]) -> None:
+        self._given.clear()  # to units that were recomputed only as far as it was needed
         for unit in units:
             unit.free()
             unit.take_gradients()
@@ -241,6 +244,8 @@ class Runtime:
 
     def sync_gradients(self) -> None:
         """Leave in every rank's shards the mean of all gradients that any rank has. See `FSDP.sync_gradients`."""
+        for unit in self.units:  # of a backward pass that did not come through a unit's outputs
+            unit.take_gradients()
         while (agreed := self.meet(SYNC)).largest["backward"]:  # of other ranks, which this one takes part in
             self._begin_backward(agreed)
             self._end_backward()

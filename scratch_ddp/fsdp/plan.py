@@ -15,7 +15,7 @@ from scratch_ddp.fsdp.unit import ROOT, Place, Unit, hold
 
 Spec = Iterable[nn.Module | type] | None
 Init = Callable[[nn.Module], object]
-REPLACED = "_replaced_by_shard"  # an attribute of parameters that a model had before it was wrapped: their names
+REPLACED = "_replaced_by_shard"  # an attribute of parameters that a model had before, or has in a pass: their names
 NEVER_CALLED = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 Places = dict[str, list[Place]]  # by the names of parameters: where they are held
 Plan = dict[str, Places]  # by the names of the units' modules, the root first
@@ -84,7 +84,7 @@ def _blocks(model: nn.Module) -> Iterator[nn.Module]:
 
 def _elements(module: nn.Module) -> Iterator[nn.Module]:
     for child in module.children():
-        if isinstance(module, (nn.ModuleList, nn.Sequential)):
+        if isinstance(module, (nn.ModuleList, nn.Sequential)) and not isinstance(child, NEVER_CALLED):
             yield child
         else:
             yield from _elements(child)
@@ -134,9 +134,10 @@ def _cut(name: str, places: Places, ranks: Ranks, compute_dtype: torch.dtype | N
     names = {module._parameters[own]: each for each, [(module, own), *_] in places.items()}
     for wanted in (True, False):
         for alike in group_alike(parameter for parameter in names if parameter.requires_grad is wanted):
-            yield Unit(name, {names[each]: each for each in alike}, places, ranks, compute_dtype)
-            for each in alike:
-                setattr(each, REPLACED, names[each])
+            unit = Unit(name, {names[each]: each for each in alike}, places, ranks, compute_dtype)
+            for before, each in zip(alike, unit.pieces, strict=True):
+                setattr(before, REPLACED, each.name), setattr(each.whole, REPLACED, each.name)
+            yield unit
 
 
 def _allocate(modules: list[nn.Module], places: list[list[Place]], device: torch.device) -> None:

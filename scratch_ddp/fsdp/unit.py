@@ -41,6 +41,7 @@ class Piece:
         self.name, self.places, self.shape, self.offset = name, places, parameter.shape, offset
         self.chunk = max(1, -(-(self.shape or (1,))[0] // count))  # rows per rank
         self.size = self.chunk * self.shape[1:].numel()  # elements in each rank's part of a message, gaps included
+        self.is_trained = False  # since it was gathered
         self.gradient: torch.Tensor | None = None  # of backward passes here, whole, not averaged yet
         self.has_gradient = False  # had one since the last `hand_out`
         self.is_marked = False  # the shard's `.grad` was set to `on_its_way`
@@ -141,7 +142,7 @@ class Unit:
         if not self.is_gathered:
             self.is_gathered = True
             for each in self.pieces:
-                each.whole.requires_grad = each.shard.requires_grad  # as the caller wants it now
+                each.whole.requires_grad = each.is_trained = each.shard.requires_grad  # as the caller wants it now
                 hold(each.places, each.whole)
 
     def free(self) -> None:
@@ -155,6 +156,8 @@ class Unit:
             self.is_gathered = False
             self._storage.resize_(0)
             for each in self.pieces:
+                if each.whole.requires_grad != each.is_trained:  # the caller has changed it meanwhile
+                    each.shard.requires_grad = each.whole.requires_grad
                 hold(each.places, each.shard)
 
     def abandon(self) -> None:

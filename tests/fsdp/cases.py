@@ -96,18 +96,18 @@ def in_place() -> nn.Module:
 
 
 def shown() -> nn.Module:
-    """The model returns a parameter of its own, and a unit a view of one."""
+    """The model returns a parameter of its own, also in an object, and a unit a view of one."""
     places = Made(lambda self, x: self.weight[: len(x)], weight=nn.Parameter(torch.randn(9, 6)))
     return Made(
-        lambda self, x: (self.units[1](x) + self.units[0](x), self.scale),
+        lambda self, x: (self.units[1](x) + self.units[0](x), self.scale, Result(self.scale, None)),
         units=[places, nn.Linear(6, 6)],
         scale=nn.Parameter(torch.ones(6)),
     )
 
 
 def scaled_loss(model, x, y):
-    output, scale = model(x)
-    return mse_loss(output * scale, y)
+    output, scale, result = model(x)
+    return mse_loss(output * scale * result.hidden, y)
 
 
 def written_views() -> nn.Module:
@@ -129,6 +129,63 @@ def segments(reentrant: bool) -> nn.Module:
     return Made(forward, first=first, blocks=blocks)
 
 
+class Kept(nn.Module):
+    """Losses stay in the module; that in a list needs no parameter in backward."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.gate = linear(2)
+
+    def forward(self, x):
+        y = torch.tanh(self.layer(x))
+        self.losses = [self.gate(x.detach()).square().mean()]
+        self.loss = self.gate(torch.tanh(self.gate(x))).square().mean()  # later than y, so its backward comes earlier
+        return y
+
+
+def kept_loss(model, x, y):
+    model(x)
+    return sum(each.loss for each in getattr(model, "module", model))
+
+
+def listed_loss(model, x, y):
+    model(x)
+    return sum(each.losses[0] for each in getattr(model, "module", model))
+
+
+def cached() -> nn.Module:
+    """Blocks that write to what they are given: an object with the tensors of an earlier call, a list, and a dict."""
+
+    def block(self, x, cache, losses, *, seen):
+        new = torch.tanh(self.key(x) * self.scale)
+        cache.hidden[self.number] = [*cache.hidden.get(self.number, ()), new]
+        y = torch.tanh(self.value(x) + sum(cache.hidden[self.number]))
+        losses.append(y.square().mean())
+        seen[self.number] = seen.pop("last", 0) + y
+        seen["last"] = y
+        return y
+
+    def forward(self, x, cache):
+        losses, seen, x = [], {}, self.first(x)
+        for each in self.blocks:
+            x = each(x, cache, losses, seen=seen)
+        return sum(seen.values()), sum(losses)
+
+    first, *layers = linear(7)
+    parts = zip(layers[::2], layers[1::2], strict=True)
+    blocks = [Made(block, key=key, value=value, scale=nn.Parameter(torch.ones(6))) for key, value in parts]
+    for number, each in enumerate(blocks):
+        each.number = number
+    return Made(forward, first=first, blocks=blocks)
+
+
+def cached_loss(model, x, y):
+    cache = Result({}, None)
+    model(x.flip(1), cache)
+    output, loss = model(x, cache)
+    return mse_loss(output, y) + loss
+
+
 def whole_checkpointed(model, x, y):
     return mse_loss(checkpoint(model, x, use_reentrant=False), y)
 
@@ -146,5 +203,8 @@ CASES = REPLICATED_CASES | {
     "views written to": Case(written_views),
     "segments": Case(lambda: segments(False)),
     "reentrant segments": Case(lambda: segments(True)),
+    "a loss kept in a unit": Case(lambda: nn.Sequential(Kept(), Kept()), kept_loss),
+    "a loss in a list": Case(lambda: nn.Sequential(Kept(), Kept()), listed_loss),
+    "caches": Case(cached, cached_loss),
     "all recomputed": Case(lambda: Chain(0, 1, 2), whole_checkpointed),
 }

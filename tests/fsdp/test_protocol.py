@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from scratch_ddp.fsdp import FSDP, passes
 from scratch_ddp.fsdp.comm import Ranks
 from tests.ddp.cases import CASES, assert_equal, batches, build, one_process_step, shard
+from tests.fsdp.cases import segments
 from tests.ranks import in_turn, message_of, run_ranks
 
 MLP = CASES["mlp"]
@@ -81,8 +82,27 @@ def kept_units() -> None:
     assert_equal(sharded, alone)
 
 
+def frozen_between_passes() -> None:
+    """After a forward pass without a backward pass, which leaves the last layer gathered."""
+    alone, sharded = pair()
+    x, y = batches(1, 2)[0]
+    shards = dict(sharded.named_parameters())
+    loss_of(sharded, x, y)
+    sharded.module[2].weight.requires_grad_(False), shards["2.bias"].requires_grad_(False)
+    alone[2].requires_grad_(False)
+    assert_step_right(alone, sharded, x, y)
+
+
+def recomputed_in_part() -> None:
+    """Nothing is held of inputs of units whose recomputation was cut short."""
+    sharded = FSDP(segments(reentrant=False))
+    sharded(torch.ones(2, 6)).sum().backward()
+    assert not sharded._runtime._given
+
+
 def test_what_happens_between_passes():
-    in_turn(2, lambda happens: happens(), [(buffers_of_other_shapes,), (loaded_in_between,), (kept_units,)])
+    happenings = [buffers_of_other_shapes, loaded_in_between, kept_units, frozen_between_passes, recomputed_in_part]
+    in_turn(2, lambda happens: happens(), [(each,) for each in happenings])
 
 
 def clip() -> None:

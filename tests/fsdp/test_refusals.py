@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from scratch_ddp.fsdp import FSDP
 from scratch_ddp.tensor_parallel import ColumnParallelLinear
-from tests.ranks import assert_refused, run_ranks
+from tests.ranks import assert_refused, in_turn
 
 X = torch.ones(1, 2)
 
@@ -65,6 +65,19 @@ def stale_optimizer() -> None:
     optimizer.step()
 
 
+def optimizer_of_a_pass() -> None:
+    """Made while the last unit waits for its backward pass."""
+    wrapped = FSDP(model())
+    wrapped(X)
+    torch.optim.SGD(wrapped.module.parameters(), lr=0.1).step()
+
+
+def new_head() -> None:
+    wrapped = sharded()
+    wrapped.module[1] = nn.Linear(2, 2)
+    torch.optim.SGD(wrapped.parameters(), lr=0.1).step()
+
+
 def second_derivative() -> None:
     x = torch.ones(1, 2, requires_grad=True)
     (slope,) = torch.autograd.grad(sharded()(x).square().sum(), x, create_graph=True)
@@ -111,7 +124,9 @@ REFUSED = [
     ("without values, or NaN", lambda: FSDP(on_meta(), init=lambda module: None)),
     ("an FSDP can't be pickled or copied", lambda: pickle.dumps(sharded())),
     ("an FSDP can't be pickled or copied", lambda: copy.deepcopy(sharded())),
-    ("that the model had before it was wrapped: make it from the parameters()", stale_optimizer),
+    ("that the model had before it was wrapped, or in a pass: make it from the parameters()", stale_optimizer),
+    ("'2.bias' that the model had before it was wrapped, or in a pass: make it from", optimizer_of_a_pass),
+    ("'1.weight' was added after the model was wrapped", new_head),
     ("second derivatives (create_graph=True) need parameters that are freed", second_derivative),
     ("ranks 0, 1: a forward pass did not reach its end", lambda: FSDP(Slope(nn.Linear(2, 2)))(X)),
     ("'0.weight' is sparse", lambda: sharded(nn.Sequential(nn.Embedding(4, 2, sparse=True)), torch.tensor([1]))),
@@ -127,11 +142,18 @@ def test_what_is_refused():
     assert_refused(2, REFUSED)
 
 
+def lists_in_a_list() -> None:
+    """Their elements are units: the lists themselves are never called."""
+    layers = nn.ModuleList([nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])])
+    units = FSDP(nn.ModuleDict({"layers": layers}))._runtime.units
+    assert [unit.module_name for unit in units] == ["layers.0.0", "layers.0.1"]
+
+
 def read_by_its_parent() -> None:
     """A module that reads its children's parameters itself is one unit with them."""
     x = torch.ones(1, 3, 4)
     FSDP(nn.MultiheadAttention(4, 2))(x, x, x)[0].sum().backward()
 
 
-def test_a_module_that_reads_its_childrens_parameters_itself():
-    run_ranks(2, read_by_its_parent)
+def test_which_modules_are_units():
+    in_turn(2, lambda check: check(), [(lists_in_a_list,), (read_by_its_parent,)])
