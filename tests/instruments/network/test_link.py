@@ -1,8 +1,6 @@
 """A link: every operation gives what gloo gives, begins and ends by the ranks' logs, and takes as long as forecast."""
 
 import itertools
-import os
-import signal
 import statistics
 import tempfile
 import threading
@@ -270,28 +268,3 @@ def test_a_future_comes_in_time_and_its_thread_goes_with_it_or_with_the_group(pa
         if thread.name == "transfer-alarm":
             thread.join(60)
             assert not thread.is_alive()
-
-
-@pytest.mark.measures_time
-def test_an_interrupt_ends_the_wait_and_frees_the_link():
-    """All ranks are interrupted, as by Ctrl-C, in an operation of a minute, and call it again on a quick link."""
-
-    def ranks():
-        group, x, other = linked_group(None), torch.ones(1), 1 - dist.get_rank()
-
-        def message():
-            sent = dist.isend(x, other, group=group)
-            dist.recv(x.clone(), other, group=group)
-            sent.wait()
-
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
-        for operate in (partial(dist.all_reduce, x, group=group), message):
-            group.link, began = Link(60, 0), time.monotonic()
-            with pytest.raises(KeyboardInterrupt):
-                threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
-                operate()
-            group.link = Link(0.001, 0)
-            operate()
-            assert time.monotonic() - began < 30
-
-    run_ranks(2, ranks)
