@@ -15,7 +15,7 @@ from scratch_ddp.ddp import FlatDDP
 from scratch_ddp.training import __main__ as command
 from scratch_ddp.training import data
 from scratch_ddp.training.data import Batches, tokenise
-from scratch_ddp.training.loop import train
+from scratch_ddp.training.loop import Score, score, train, warm_up_then_fall
 from scratch_ddp.training.models import build_small
 from tests.ddp.cases import STRATEGIES, bits
 from tests.ranks import printed_under_torchrun, run_ranks
@@ -61,6 +61,16 @@ def test_unequal_shares_equal_one_process():
         assert results[0]["history"].scores == alone["history"].scores
         assert results[0]["history"].losses == pytest.approx(alone["history"].losses, rel=1e-12, abs=0)
         torch.testing.assert_close(results[0]["weights"], alone["weights"], rtol=1e-9, atol=1e-12)
+
+
+def test_the_score_of_a_table():
+    assert score(torch.tensor([[3, 1], [2, 4]])) == Score(0.7, 8 / 11, 0.6, 10)
+
+
+def test_the_learning_rate_rises_and_falls():
+    rates = [warm_up_then_fall(step, 20) for step in range(21)]
+    assert rates[:3] == [0.5, 1.0, 1.0] and rates[2:] == sorted(rates[2:], reverse=True) and rates[-1] == 0
+    assert all(0 < warm_up_then_fall(step, steps) <= 1 for steps in (1, 2, 3) for step in range(steps))
 
 
 def lines_on(ranks: int) -> list[list[str]]:

@@ -71,7 +71,9 @@ def test_known_mixtures_are_what_is_counted(name, kind):
 
 
 @pytest.mark.parametrize(
-    "config, says", {"{}": "model_type", '{"model_type": "abacus"}': "abacus", "no JSON": "config"}.items()
+    "config, says",
+    [("{}", "model_type"), ('{"model_type": "abacus"}', "abacus"), ("no JSON", "config")]
+    + [('{"model_type": "mamba"}', "no attribute 'num_attention_heads'")],
 )
 def test_a_bad_config_is_refused_in_a_sentence(config, says, tmp_path):
     (tmp_path / "config.json").write_text(config)
@@ -87,9 +89,6 @@ def test_operations():
     assert flops_per_token(shape, 4096) == 6 * matrices + attention
     head = 2 * shape.vocabulary * shape.width
     assert flops_per_token(shape, 4096, recomputes=True) == flops_per_token(shape, 4096) * 4 / 3 - head  # done once
-    mixture = MODELS["Mixtral-8x7B"]
-    assert mixture.parameters == 46_702_792_704
-    assert flops_per_token(mixture, 0) == pytest.approx(6 * mixture.active_parameters, rel=0.02)
     for run in MEGATRON:  # its formula: 96 B s l h² (1 + s/6h + V/16lh), where the head counts as here
         h, blocks, s = run.shape.width, run.shape.blocks, run.sequence
         theirs = 96 * blocks * h**2 * (1 + s / (6 * h) + run.shape.vocabulary / (16 * blocks * h))
