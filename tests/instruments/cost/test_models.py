@@ -135,9 +135,6 @@ def test_model_states_are_those_of_the_zero_paper():
     """Figure 1: 7.5 billion parameters, 64 ranks, Adam in mixed precision; in 10⁹ bytes."""
     totals = [model_states(7_500_000_000, 64, stage, MIXED).total / 1e9 for stage in STAGES]
     assert [round(total, 1) for total in totals] == [120.0, 31.4, 16.6, 1.9]
-    sent = [bytes_sent(7_500_000_000, 64, stage, MIXED) / (2 * 7.5e9 * 63 / 64) for stage in STAGES]
-    assert sent == [2, 2, 2, 3]
-    assert bytes_sent(10, 2, "ZeRO-1", reduce_scatters=False) == 1.5 * bytes_sent(10, 2, "DDP")
     fsdp = [bytes_sent(10, 2, "ZeRO-3", each) for each in (WIDE_GRADIENTS, FP32)]  # gradients reduced in float32
     assert fsdp[0] / fsdp[1] == 2 / 3
     wide = model_states(1000, 4, "ZeRO-3", WIDE_GRADIENTS, gathered=100)

@@ -1,4 +1,4 @@
-"""What a step costs by formula, against steps worked out by hand, torch's own rule, and a search over bucket sizes."""
+"""What a step costs by formula, against steps worked out by hand, and a search over bucket sizes."""
 
 import math
 

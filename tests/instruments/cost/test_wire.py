@@ -1,11 +1,10 @@
-"""Collectives among ranks of several hosts: against hand counting, NCCL's own forecast, and published figures."""
+"""Collectives among ranks of several hosts: against hand counting and NCCL's own forecast."""
 
 import pytest
 
-from scratch_ddp.instruments.cost import CLUSTERS, MODELS, Link
-from scratch_ddp.instruments.cost.wire import PRESETS
+from scratch_ddp.instruments.cost import CLUSTERS, Link
 
-XXL, H100 = MODELS["XXL"], CLUSTERS["H100"]
+H100 = CLUSTERS["H100"]
 
 
 def test_alpha_and_beta():
@@ -25,5 +24,3 @@ def test_latencies_are_those_of_nccl():
     ring = many.all_gather(10**9) - many.beta * 10**9 * 1023 / 1024
     assert ring == pytest.approx(1e-6 * (8.4 + (1023 - 127) * 3.4 + 127 * 14), rel=0.01)
     assert many.alpha_of_all_reduce == pytest.approx(1e-6 * (8.4 + 2 * (7 * 3.4 + 7 * 14)))  # a tree, 128 nodes
-    for name, microseconds in {"Ethernet 100 Gb": 23, "NVLink 4": 10}.items():
-        assert PRESETS[name].wire(4).all_reduce(1024) == pytest.approx(1e-6 * microseconds, rel=0.03)
