@@ -17,7 +17,7 @@ _DIRECT = ("all_to_all", "gather", "scatter", "send", "recv")  # not on a ring: 
 
 
 class Hosts:
-    """The host's number of each global rank, and bytes that have left hosts, by the rank that counts them."""
+    """The host's number of each global rank, and bytes that have left hosts, by the rank that sent them."""
 
     def __init__(self, of_rank: dict[int, int], sent: memoryview):
         self.of_rank, self._sent = of_rank, sent
@@ -31,11 +31,10 @@ class Hosts:
         return [out[host] for host in sorted(out)]
 
     def count(self, call: Call) -> None:
-        """Count what leaves this rank's host: the sender of a message does, and of a collective the host's first."""
-        me, hosts = call.members[call.rank], self._of(call)
-        if call.name == "send" or (call.name != "recv" and hosts.index(self.of_rank[me]) == call.rank):
-            out, _ = card_loads(call, hosts)
-            self._sent[me] += round(out[self.of_rank[me]])
+        """Count what this rank sends to other hosts in a call."""
+        me, hosts = call.rank, self._of(call)
+        sent = [size for source, to, size in _messages(call) if source == me and hosts[to] != hosts[me]]
+        self._sent[call.members[me]] += round(sum(sent))
 
     def seconds(self, call: Call, own: int, between: Link, inside: Link) -> float:
         """Seconds of a call in which this rank sends `own` bytes. All edges are busy at once, so the slower counts."""

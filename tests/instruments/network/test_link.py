@@ -162,14 +162,14 @@ S, BLOCKS, ALTERNATING = 4800, (0, 0, 1, 1), (0, 1, 0, 1)
     ("all_to_all", S, None, [1, 1], [1, 1]),  # two ranks send two quarters each
     ("broadcast", S, 0, [1, 0], [2, 1]),  # 0, 1, 2, 3
     ("gather", S, 0, [0, 2], [0, 2]),
-    ("scatter", S, 0, [0.5, 0], [0.5, 0]),
+    ("scatter", S, 1, [0.5, 0], [0, 0.5]),  # from rank 1
     ("send", S, 0, [0, 0], [0, 1]),  # the sender is rank 1
     ("barrier", 0, None, [0, 0], [0, 0]),
 ])  # fmt: skip
 def test_bytes_that_leave_a_host(name, payload, root, blocks, alternating):
     for order, expected in ((BLOCKS, blocks), (ALTERNATING, alternating)):
         hosts = Hosts(dict(enumerate(order)), sent := [0.0] * 4)
-        for rank in (1,) if name == "send" else range(4):
+        for rank in (1,) if name in ("send", "scatter") else range(4):
             hosts.count(Call(name, payload, (0, 1, 2, 3), rank, root))
         assert hosts.bytes_out == [each * S for each in expected], sent
 
