@@ -6,6 +6,7 @@ it; where hosts alternate, each edge leaves one.
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch.distributed as dist
 
@@ -39,6 +40,8 @@ class Hosts:
     def seconds(self, call: Call, own: int, between: Link, inside: Link) -> float:
         """Seconds of a call in which this rank sends `own` bytes. All edges are busy at once, so the slower counts."""
         hosts = self._of(call)
+        if call.name == "scatter" and call.rank != call.peer:  # the source alone knows what it sends to all
+            call = replace(call, payload=own * len(hosts))
         rounds, slow = ring_rounds(call.name, len(hosts)), rounds_between(call, hosts)
         cards = max((load for way in card_loads(call, hosts) for load in way.values()), default=0)
         busy = max(inside.beta * own, between.beta * cards)

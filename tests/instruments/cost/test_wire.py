@@ -4,8 +4,6 @@ import pytest
 
 from scratch_ddp.instruments.cost import CLUSTERS, Link
 
-H100 = CLUSTERS["H100"]
-
 
 def test_alpha_and_beta():
     link = Link(0.5, 0.001, per_round=0.25)
@@ -19,7 +17,7 @@ def test_alpha_and_beta():
 
 def test_latencies_are_those_of_nccl():
     """As its tuning.cc adds them up: per call 8.4 µs, on NVLink 3.4, on the network 14."""
-    one, many = H100.wire(8), H100.wire(1024)
+    one, many = (CLUSTERS["H100"].wire(ranks) for ranks in (8, 1024))
     assert one.all_gather(0) == pytest.approx(6.6e-6 + 7 * 0.6e-6)  # its protocol for small messages
     ring = many.all_gather(10**9) - many.beta * 10**9 * 1023 / 1024
     assert ring == pytest.approx(1e-6 * (8.4 + (1023 - 127) * 3.4 + 127 * 14), rel=0.01)

@@ -172,6 +172,8 @@ def test_bytes_that_leave_a_host(name, payload, root, blocks, alternating):
         for rank in (1,) if name in ("send", "scatter") else range(4):
             hosts.count(Call(name, payload, (0, 1, 2, 3), rank, root))
         assert hosts.bytes_out == [each * S for each in expected], sent
+        received = Call(name, 0, (0, 1, 2, 3), 0, root), S // 4  # the source alone knows a scatter's input
+        assert name != "scatter" or hosts.seconds(*received, Link(0, 1), Link(0, 0)) == S / 2
 
 
 ALPHA, BETA = 0.004, 1e-7
