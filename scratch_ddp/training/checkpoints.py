@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from scratch_ddp.common.agreement import compare, raise_everywhere
+from scratch_ddp.common.agreement import compare, gather_texts, raise_everywhere
 from scratch_ddp.training.data import print_once
 from scratch_ddp.training.loop import History
 
@@ -58,11 +58,11 @@ class Checkpoints:
         Every rank calls it. Raises ValueError on every rank if that checkpoint is damaged, and names the one before it,
         or if it is of a run with other settings.
         """
-        names = [self._complete()]
-        dist.broadcast_object_list(names, group=self._group)  # another host may see them later than the first rank
-        if not names[0]:
+        # The first rank's list: another host may see them later.
+        names = gather_texts("\n".join(self._complete()), self._group)[0].splitlines()
+        if not names:
             return History()
-        name, *older = names[0]
+        name, *older = names
         state, place = self._state(""), self.folder / name
         try:
             dcp.load(state, checkpoint_id=place, process_group=self._group)

@@ -18,7 +18,7 @@ def load_pairs(source: str | None = None):
 
     `source` is "built-in" (our own pairs; the default), "hub" (GLUE's MRPC, downloaded once), or a local folder with
     files train*, validation* and optionally test*, in parquet, csv or json. Rank 0 prints what it is. Raises what
-    `datasets` does. No communication.
+    `datasets` does, and ValueError for a split or a value that is missing. No communication.
     """
     import datasets
 
@@ -30,6 +30,9 @@ def load_pairs(source: str | None = None):
         if missing := {"train", "validation"} - pairs.keys():
             raise ValueError(f"{place!r} has no {' and no '.join(sorted(missing))} pairs")
         pairs = pairs.select_columns(list(COLUMNS))
+        for split, rows in pairs.items():
+            if None in sentences(rows) or not set(rows["label"]) <= {0, 1}:
+                raise ValueError(f"{place!r}, {split}: each pair needs two sentences, and the label 0 or 1")
     sizes = ", ".join(f"{len(rows)} {split}" for split, rows in pairs.items())
     print_once(f"pairs: {place} ({'as asked' if source else 'the default'}); {sizes}")
     return pairs

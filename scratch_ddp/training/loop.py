@@ -146,7 +146,7 @@ def score(table: torch.Tensor) -> Score:
 def _sum_over_ranks(numbers: torch.Tensor, model: nn.Module, world_size: int) -> torch.Tensor:
     """The sum of a small tensor over the ranks that train the model. Costs one all-reduce, if not alone."""
     if world_size > 1:
-        group = getattr(model, "group", None)
+        group = getattr(model, "process_group", None) or getattr(model, "group", None)  # torch's class; ours
         numbers = numbers.to(message_device(group))
         with set_up():
             dist.all_reduce(numbers, group=group)

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from scratch_ddp.instruments import forked_ranks
-from scratch_ddp.instruments.bandwidth import Results, Row, fit, measure
+from scratch_ddp.instruments.bandwidth import Row, fit, measure
 from scratch_ddp.instruments.sizes import format_size, parse_size, three_digits
 from scratch_ddp.instruments.timing import Spread, interleaved
 from tests.processes import alive, listening_beyond_loopback
@@ -50,17 +50,6 @@ def test_bandwidths():
     assert round(published.published / 2**30, 2) == 1.92 and round(published.published / 1e9, 2) == 2.06
     assert published.algbw == published.busbw == published.published / 2
     assert row(ranks=4).busbw == 1.5 * row(ranks=4).algbw == 1.5 * 2**20 / 1e-3
-
-
-def test_series_fits_and_table():
-    line = [row(ranks=n, size=size, seconds=n * (1e-4 + 1e-9 * size)) for n in (2, 4) for size in SIZES[::2]]
-    found = Results((*line, row(ranks=3)))
-    fits, missing = found.fits()
-    assert [fits[f"all_reduce, gloo, {n} ranks"].alpha for n in (2, 4)] == pytest.approx([2e-4, 4e-4])
-    assert "1 sizes" in missing["all_reduce, gloo, 3 ranks"] and len(missing) == 1
-    above, empty, *lines = str(found).splitlines()
-    assert (above, empty) == ("all_reduce, gloo:", "") and len(lines) == 9 and len(set(map(len, lines))) == 1
-    assert "1 KiB" in lines[2] and len(found.of(ranks=2)) == 3
 
 
 def test_a_line_from_times():

@@ -3,22 +3,17 @@
 import contextlib
 import gzip
 import json
-import time
 from dataclasses import replace
-from itertools import pairwise
 from unittest.mock import Mock
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.autograd import DeviceType
 
 from scratch_ddp.ddp import FlatDDP
-from scratch_ddp.instruments.network import Link, linked_group
-from scratch_ddp.instruments.network.clock import take_time
 from scratch_ddp.instruments.timeline import PARTS, Span, Timeline, as_table, breakdown, breakdown_of_steps, timeline
-from scratch_ddp.instruments.timeline.breakdown import by_call_site, call_sites_recorded
+from scratch_ddp.instruments.timeline.breakdown import by_call_site
 from scratch_ddp.instruments.timeline.record import gpu_spans
 from tests.ranks import run_ranks
 
@@ -115,43 +110,6 @@ def test_steps_cut_what_reaches_beyond_them():
 def test_what_cannot_be_divided_is_refused(divide, says):
     with pytest.raises(ValueError, match=says):
         divide()
-
-
-def test_on_real_ranks_the_parts_are_the_step():
-    """Rank 1 calls the all-reduce 60 ms after rank 0."""
-
-    def ranks():
-        group, store, clock = linked_group(Link(0.03, 0)), dist.distributed_c10d._get_default_store(), []
-        with timeline(group) as recorded:
-            for number in range(2):
-                with recorded.step():
-                    began, weight = time.monotonic(), torch.ones(2, requires_grad=True)
-                    take_time(weight * 2, 0.03, 0.03).sum().backward()
-                    if dist.get_rank() == 1:
-                        store.wait([str(number)])
-                        time.sleep(0.06)
-                    work = dist.all_reduce(weight.grad, group=group, async_op=True)
-                    store.set(str(number), "called")
-                    work.wait()
-                    clock.append((began, time.monotonic()))
-        assert weight.grad.tolist() == [4, 4]
-        for (began, ended), step in zip(clock, breakdown_of_steps(recorded.over_ranks()), strict=True):
-            mine = step[dist.get_rank()]
-            assert mine.start <= began < ended <= mine.end and mine.seconds() == pytest.approx(mine.step)
-            pieces = sorted(piece for intervals in mine.parts.values() for piece in intervals)
-            assert all(end == start for (_, end), (start, _) in pairwise(pieces))
-            assert min(mine.seconds("forward"), mine.seconds("backward")) > 0.01  # a late sleep shortens the next
-            assert step[0].seconds("waiting") > 0.04 and step[1].seconds("waiting") == 0
-
-    run_ranks(2, ranks)
-
-
-def test_call_sites():
-    with call_sites_recorded() as sites:
-        while not any("while not" in site.name for site in sites):  # until it was seen here
-            pass
-    recorded, (parts, _) = replace(FAST, sites=[Span("here", 0, 5), Span("there", 5, 10)]), breakdown([FAST, LATE])
-    assert by_call_site(recorded, parts, "waiting", "idle") == {"there": 3, "here": 2}
 
 
 def _event(name, start, duration, number=0, cause=0, device=DeviceType.CUDA):

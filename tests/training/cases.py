@@ -1,7 +1,5 @@
 """What tests of training share: a few pairs, a model that takes milliseconds a step, the command on a rank."""
 
-import contextlib
-import io
 import sys
 from typing import Any
 from unittest import mock
@@ -13,6 +11,7 @@ from transformers import LlamaForSequenceClassification  # noqa: F401
 
 from scratch_ddp.training import __main__ as command
 from scratch_ddp.training.pairs import make_pairs
+from tests.ranks import captured
 
 PAIRS = make_pairs({"train": 160, "validation": 20, "test": 20})
 TINY = {"hidden_size": 24, "intermediate_size": 32, "num_attention_heads": 3, "num_key_value_heads": 1}
@@ -21,10 +20,12 @@ TINY = {"hidden_size": 24, "intermediate_size": 32, "num_attention_heads": 3, "n
 def run_command(*options: str) -> tuple[Any, str]:
     """Run the command in this rank's group; return its exit status or last words, and what it printed."""
     sys.argv = ["training", "--device=cpu", *options]
-    groups = dict.fromkeys(("init_process_group", "destroy_process_group"), mock.DEFAULT)
-    with mock.patch.multiple(dist, **groups), contextlib.redirect_stdout(io.StringIO()) as printed:
+
+    def ended() -> Any:
         try:
-            ended = command.main()
+            return command.main()
         except SystemExit as left:
-            ended = left.code
-    return ended, printed.getvalue()
+            return left.code
+
+    with mock.patch.multiple(dist, init_process_group=mock.DEFAULT, destroy_process_group=mock.DEFAULT):
+        return captured(ended)

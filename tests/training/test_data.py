@@ -35,6 +35,15 @@ def test_the_hub_is_asked_for_mrpc_and_smollm2(monkeypatch):
             load("hub")
 
 
+@pytest.mark.parametrize("row", ["Rain.,,1", "Rain.,It rains.,2", "Rain.,It rains.,yes"])
+def test_pairs_of_a_folder_have_two_sentences_and_the_label_0_or_1(row, tmp_path, tmp_path_factory, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
+    for split in ("train", "validation"):
+        (tmp_path / f"{split}.csv").write_text(f"sentence1,sentence2,label\n{row}\n")
+    with pytest.raises(ValueError, match="train: each pair needs two sentences, and the label 0 or 1"):
+        load_pairs(str(tmp_path))
+
+
 def test_the_small_model_has_smollm2s_architecture():
     model, tokenizer = build_small()
     config = model.config

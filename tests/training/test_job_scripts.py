@@ -65,9 +65,3 @@ def test_each_host_gets_its_torchrun(tmp_path, monkeypatch, script, arguments, v
         monkeypatch.setattr("sys.argv", ["training", *host.training_script_args])
         options = training.arguments()
         assert options.every == 50 and isinstance(options.checkpoints, Path) and options.timeout.seconds == 60
-
-
-def test_slurm_knows_one_task_on_each_host_and_a_signal_before_the_end():
-    script = (SCRIPTS / "train.sbatch").read_text()
-    for option in ("--ntasks-per-node=1", "--signal=TERM@", "--no-kill"):  # else a lost node would end the job
-        assert f"\n#SBATCH {option}" in script

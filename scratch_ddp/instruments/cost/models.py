@@ -111,14 +111,14 @@ def from_config(config: "PretrainedConfig | str | Path", name: str = "") -> Mode
         found = getattr(transformers, (config.architectures or [""])[0], None)
         with torch.device("meta"):
             model = found._from_config(config) if found else transformers.AutoModelForCausalLM.from_config(config)
+        text = config.get_text_config()
+        blocks, width, heads = text.num_hidden_layers, text.hidden_size, text.num_attention_heads
     except Exception as error:  # whatever their classes say of sizes that are missing or don't fit
-        raise ValueError(f"transformers can't build a model from this config: {error}") from error
-    text = config.get_text_config()
+        raise ValueError(f"this config does not give a transformer: {error}") from error
 
     def size(*names: str) -> Any:
         return next((value for each in names if (value := getattr(text, each, None))), None)
 
-    blocks, width, heads = text.num_hidden_layers, text.hidden_size, text.num_attention_heads
     head_width = size("head_dim") or width // heads
     if value := size("v_head_dim"):  # in DeepSeek's attention queries and values differ: the average
         head_width = (text.qk_nope_head_dim + text.qk_rope_head_dim + value) // 2

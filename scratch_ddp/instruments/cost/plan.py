@@ -140,8 +140,9 @@ def what_binds(
 ) -> str:
     """Which of BOUNDS sets the pace under ZeRO-3, where a replica takes as many of its sequences at once as fit.
 
-    `devices` compute at their peak; `batch`: sequences in a step; `sequence`: tokens.
+    `devices` compute at their peak; `batch`: sequences in a step; `sequence`: tokens; `tp`: at most all devices count.
     """
+    tp = min(tp, devices)
     replicas, room = devices // tp, _USABLE * cluster.device.memory
     if batch < replicas:
         return "too few sequences"

@@ -6,6 +6,7 @@ it; where hosts alternate, each edge leaves one.
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch.distributed as dist
 
@@ -17,7 +18,7 @@ _DIRECT = ("all_to_all", "gather", "scatter", "send", "recv")  # not on a ring: 
 
 
 class Hosts:
-    """The host's number of each global rank, and bytes that have left hosts, by the rank that counts them."""
+    """The host's number of each global rank, and bytes that have left hosts, by the rank that sent them."""
 
     def __init__(self, of_rank: dict[int, int], sent: memoryview):
         self.of_rank, self._sent = of_rank, sent
@@ -31,15 +32,16 @@ class Hosts:
         return [out[host] for host in sorted(out)]
 
     def count(self, call: Call) -> None:
-        """Count what leaves this rank's host: the sender of a message does, and of a collective the host's first."""
-        me, hosts = call.members[call.rank], self._of(call)
-        if call.name == "send" or (call.name != "recv" and hosts.index(self.of_rank[me]) == call.rank):
-            out, _ = card_loads(call, hosts)
-            self._sent[me] += round(out[self.of_rank[me]])
+        """Count what this rank sends to other hosts in a call."""
+        me, hosts = call.rank, self._of(call)
+        sent = [size for source, to, size in _messages(call) if source == me and hosts[to] != hosts[me]]
+        self._sent[call.members[me]] += round(sum(sent))
 
     def seconds(self, call: Call, own: int, between: Link, inside: Link) -> float:
         """Seconds of a call in which this rank sends `own` bytes. All edges are busy at once, so the slower counts."""
         hosts = self._of(call)
+        if call.name == "scatter" and call.rank != call.peer:  # the source alone knows what it sends to all
+            call = replace(call, payload=own * len(hosts))
         rounds, slow = ring_rounds(call.name, len(hosts)), rounds_between(call, hosts)
         cards = max((load for way in card_loads(call, hosts) for load in way.values()), default=0)
         busy = max(inside.beta * own, between.beta * cards)

@@ -6,7 +6,6 @@ free for its k-th transfer. Once that call has ended, it reads the times of the 
 """
 
 import bisect
-import contextlib
 import mmap
 import os
 import tempfile
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
+from scratch_ddp.common.agreement import together
 from scratch_ddp.instruments.traffic.calls import Call
 
 _SETTLED = 32  # settled sends, and settled receives, among which a delayed one is placed
@@ -142,14 +142,8 @@ def share_memory(count: int, group: dist.ProcessGroup | None) -> memoryview:
         os.close(handle)
     try:
         dist.broadcast_object_list(path, group=group, group_src=0)
-        memory = None
-        with contextlib.suppress(OSError), open(path[0], "r+b") as file:
-            memory = memoryview(mmap.mmap(file.fileno(), 0)).cast("d")
-        found: list[bool | None] = [None] * dist.get_world_size(group)
-        dist.all_gather_object(found, memory is not None, group=group)
+        with together(group, what="a simulated link connects ranks of one machine"), open(path[0], "r+b") as file:
+            return memoryview(mmap.mmap(file.fileno(), 0)).cast("d")
     finally:
         if dist.get_rank(group) == 0:
             os.unlink(path[0])
-    if not all(found):
-        raise ValueError("a simulated link connects ranks of one machine")
-    return memory

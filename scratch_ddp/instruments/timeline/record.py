@@ -6,7 +6,6 @@ when the main thread waits: `traffic` notes it, in `Work.wait()`. Waits inside C
 """
 
 import contextlib
-import itertools
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -47,7 +46,7 @@ def timeline(group: dist.ProcessGroup | None = None, call_sites: bool = False) -
         with torch.profiler.record_function(_MARK):
             pass  # marks which thread is ours
         sites = stack.enter_context(call_sites_recorded()) if call_sites else []
-        before = next(reversed(getattr(group, "transfers", [])), None)
+        before = len(getattr(group, "transfers", []))
         recorded.start = time.monotonic()
         try:
             yield recorded
@@ -71,8 +70,8 @@ def recording(**options: bool) -> Iterator[torch.profiler.profile]:
         yield recorded
 
 
-def _fill(recorded: Timeline, events: list[Any], waits: list[Interval], group: Any, before: Any) -> None:
-    """`before`: the last transfer on the link before the block."""
+def _fill(recorded: Timeline, events: list[Any], waits: list[Interval], group: Any, before: int) -> None:
+    """`before`: how many transfers the link had carried before the block."""
     # The profiler counts from 1970. The smallest of some differences is the one that nothing came between.
     later = min(-time.monotonic() + time.time() for _ in range(20))
     thread = next(event for event in events if event.name() == _MARK).start_thread_id()
@@ -84,9 +83,8 @@ def _fill(recorded: Timeline, events: list[Any], waits: list[Interval], group: A
     recorded.operations = [span_of(event, later) for event in own]
     recorded.kernels = [span_of(event, later) for event in events if is_kernel(event)]
     if getattr(group, "link", None) is not None:
-        carried = itertools.takewhile(lambda each: each is not before, reversed(group.transfers))
-        spans = [Span(each.call, each.started, each.ended, each.nbytes, each.posted) for each in carried]
-        recorded.communication = spans[::-1]  # where nobody has waited, the end is a forecast
+        sent = group.transfers[before:]  # where nobody has waited, the end is a forecast
+        recorded.communication = [Span(each.call, each.started, each.ended, each.nbytes, each.posted) for each in sent]
         return
     recorded.communication = [span_of(event, later) for event in events if event.name().startswith("gloo:")]
     computing, communication = gpu_spans(events, recorded.compute, later)

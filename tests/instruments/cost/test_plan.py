@@ -18,7 +18,7 @@ XXL, LLAMA, H100 = MODELS["XXL"], MODELS["Llama-3-8B"], CLUSTERS["H100"]
 def test_what_binds():
     """By devices, sequences of a step, and tp."""
     cases = {(8, 64, 1): "memory", (8, 4, 1): "too few sequences", (1024, 1024, 1): "FSDP's messages"}
-    cases |= {(1024, 4096, 1): "compute", (1024, 4096, 64): "tensor parallel's messages"}
+    cases |= {(8, 64, 64): "memory", (1024, 4096, 1): "compute", (1024, 4096, 64): "tensor parallel's messages"}
     for (devices, batch, tp), binds in cases.items():
         assert what_binds(XXL, H100, devices, batch, 2048, tp, checkpointing=True) == binds
 
