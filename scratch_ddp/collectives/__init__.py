@@ -15,14 +15,5 @@ from scratch_ddp.collectives.exchange import send_recv
 from scratch_ddp.collectives.ring import false_ring_all_reduce, ring_all_reduce
 from scratch_ddp.collectives.tree import reduce, star_broadcast, tree_broadcast
 
-__all__ = [
-    "all_gather",
-    "false_ring_all_reduce",
-    "reduce",
-    "reduce_scatter",
-    "ring_all_reduce",
-    "send_recv",
-    "star_broadcast",
-    "tree_broadcast",
-    "unchecked",
-]
+__all__ = ["all_gather", "false_ring_all_reduce", "reduce", "reduce_scatter", "ring_all_reduce", "send_recv"]
+__all__ += ["star_broadcast", "tree_broadcast", "unchecked"]

@@ -6,11 +6,5 @@ from scratch_ddp.ddp.bucketed import BucketedDDP
 from scratch_ddp.ddp.reducer import OverlappedDDP
 from scratch_ddp.ddp.simple import FlatDDP, SimpleDistributedDataParallelism
 
-__all__ = [
-    "BucketedDDP",
-    "FlatDDP",
-    "OverlappedDDP",
-    "ReplicatedModule",
-    "SimpleDistributedDataParallelism",
-    "SyncBatchNorm",
-]
+__all__ = ["BucketedDDP", "FlatDDP", "OverlappedDDP", "ReplicatedModule", "SimpleDistributedDataParallelism"]
+__all__ += ["SyncBatchNorm"]

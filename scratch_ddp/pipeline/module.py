@@ -174,21 +174,6 @@ class Pipeline(nn.Module):
             work.wait()
         return [each.to(tensor.device) for each in every.values()]
 
-    @torch.no_grad()
-    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
-        """torch.nn.utils.clip_grad_norm_ of the whole model's gradients. Every rank calls it, after `step`.
-
-        Returns the norm before, a float64 scalar in main memory. Costs an all-gather of one number.
-        """
-        others = {each for each, ranks in self._tied if ranks[0] != self._rank}  # counted by their first rank
-        own = [each.grad for each in self.parameters() if each.grad is not None and each not in others]
-        mine = nn.utils.get_total_norm(own, norm_type).double().cpu()
-        norms = [torch.empty_like(mine) for _ in range(dist.get_world_size(self.group))]
-        dist.all_gather(norms, mine, group=self.group)
-        total = torch.linalg.vector_norm(torch.stack(norms), norm_type)
-        nn.utils.clip_grads_with_norm_(self.parameters(), max_norm, total)
-        return total
-
     def load_state_dict(self, state_dict: Mapping[str, torch.Tensor]) -> None:
         """Load this rank's part of a state dict that may be the whole model's. Every rank calls it.
 

@@ -22,20 +22,6 @@ from scratch_ddp.tensor_parallel.plans import (
 )
 from scratch_ddp.tensor_parallel.sliced import clip_grad_norm_, gather_full_grads, gather_full_params
 
-__all__ = [
-    "LLAMA",
-    "LLAMA_SEQUENCE",
-    "ColumnParallelLinear",
-    "RowParallelLinear",
-    "VocabularyParallelEmbedding",
-    "attention_by_heads",
-    "clip_grad_norm_",
-    "gather_full_grads",
-    "gather_full_params",
-    "move",
-    "move_input",
-    "on_token_slices",
-    "parallelize",
-    "vocabulary_parallel_cross_entropy",
-    "vocabulary_parallel_loss",
-]
+__all__ = ["LLAMA", "LLAMA_SEQUENCE", "ColumnParallelLinear", "RowParallelLinear", "VocabularyParallelEmbedding"]
+__all__ += ["attention_by_heads", "clip_grad_norm_", "gather_full_grads", "gather_full_params", "move", "move_input"]
+__all__ += ["on_token_slices", "parallelize", "vocabulary_parallel_cross_entropy", "vocabulary_parallel_loss"]

@@ -34,9 +34,6 @@ def steps(
         expected = alone(whole, x, y, loss)
         assert found is None or abs(found - expected) < EXACT
         assert abs(its - expected) < EXACT and distance(pipeline, whole) < EXACT, (schedule, m, step)
-    clipping = (0.1, (2.0, float("inf"))[m % 2])
-    norm = nn.utils.clip_grad_norm_(whole.parameters(), *clipping)
-    assert torch.allclose(pipeline.clip_grad_norm_(*clipping), norm, rtol=EXACT) and distance(pipeline, whole) < EXACT
 
 
 @pytest.mark.parametrize("p", [1, 2, 4])
