@@ -36,6 +36,12 @@ def test_calls_that_do_not_fit_together_are_named_before_values_go_on(four_ranks
     assert_next_works(four_ranks)
 
 
+def test_a_group_that_torch_refuses_is_not_compared_with_the_next(four_ranks):
+    assert "Rank 9 is out of range" in four_ranks.run("dist.new_group([0, 9])").message
+    result = four_ranks.run("pair = dist.new_group([0, 1])\nif rank < 2: dist.barrier(group=pair)")
+    assert result.status == "ok", result.message
+
+
 def test_fifty_stops_leave_no_descriptors_and_no_threads(four_ranks):
     look = "import os\nprint(len(os.listdir('/proc/self/fd')), len(os.listdir('/proc/self/task')))"
     stopped(four_ranks, "if rank:\n    dist.barrier()", after=0.1)  # threads that wait are started by now
