@@ -134,7 +134,7 @@ class Launcher:
     def _spawn(self, message: dict[str, Any], files: list[int]) -> int:
         """A fresh Python. Its configuration goes to its standard input: everybody can see a process's arguments."""
         command = "import sys; from scratch_ddp.cells.launcher import spawned; spawned(*map(int, sys.argv[1:]))"
-        arguments = [sys.executable, "-c", command, *map(str, files)]
+        arguments = [sys.executable, "-P", "-c", command, *map(str, files)]
         environment = message["config"]["environment"] | {"PYTHONPATH": os.environ["PYTHONPATH"]}
         process = subprocess.Popen(arguments, stdin=subprocess.PIPE, pass_fds=files, env=environment)
         self._spawned.append(process)  # kept, or Python would collect its exit status
@@ -190,6 +190,7 @@ def become_rank(config: dict[str, Any], sock: int, out: int) -> None:
     os.dup2(null, 0)
     for file in (out, null):
         os.close(file)
+    del sys.argv[1:]  # they are the launcher's; so a pasted script's `parse_args()` finds none
     from scratch_ddp.cells.rank.worker import run_rank
 
     run_rank(Channel(socket.socket(fileno=sock)), config)

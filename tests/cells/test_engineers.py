@@ -36,6 +36,12 @@ def test_calls_that_do_not_fit_together_are_named_before_values_go_on(four_ranks
     assert_next_works(four_ranks)
 
 
+def test_a_group_that_torch_refuses_is_not_compared_with_the_next(four_ranks):
+    assert "Rank 9 is out of range" in four_ranks.run("dist.new_group([0, 9])").message
+    result = four_ranks.run("pair = dist.new_group([0, 1])\nif rank < 2: dist.barrier(group=pair)")
+    assert result.status == "ok", result.message
+
+
 def test_fifty_stops_leave_no_descriptors_and_no_threads(four_ranks):
     look = "import os\nprint(len(os.listdir('/proc/self/fd')), len(os.listdir('/proc/self/task')))"
     stopped(four_ranks, "if rank:\n    dist.barrier()", after=0.1)  # threads that wait are started by now
@@ -107,10 +113,13 @@ def test_cells_as_they_are_pasted(four_ranks):
     assert four_ranks.run("%%time\ndist.all_reduce(x)").text().count("Wall time") >= 1
     assert "per loop" in four_ranks.run("%timeit -n 2 -r 3 dist.all_reduce(x)").text()
     assert four_ranks.run("%matplotlib inline\n__name__").text("stderr") == ""  # in the kernel, as before
-    script = "def main():\n    dist.init_process_group('gloo')\n    dist.barrier()\n    dist.destroy_process_group()"
+    script = "import argparse\ndef main():\n    argparse.ArgumentParser().parse_args()\n"
+    script += "    dist.init_process_group('gloo')\n    dist.barrier()\n    dist.destroy_process_group()"
     pasted = four_ranks.run(f"{script}\nif __name__ == '__main__':\n    main()\n    print('trained')")
     assert pasted.text().startswith("trained") and "already, and keeps it" in pasted.text("stderr")
     assert four_ranks.run("task = asyncio.create_task(asyncio.sleep(0, 7))\nawait task").text() == "7   ← ranks 0–3\n"
+    stopped(four_ranks, "await asyncio.sleep(1)\nprint('a stopped cell goes on')")
+    assert four_ranks.run("await asyncio.sleep(1)\nprint('next')").text() == "next   ← ranks 0–3\n"
     assert_next_works(four_ranks)
 
 

@@ -125,6 +125,28 @@ def test_what_the_notebook_can_not_show_is_said(four_ranks):
     assert_next_works(four_ranks)
 
 
+def test_a_recursion_without_end_is_shown_with_its_line(four_ranks):
+    text = plain(four_ranks.run("%%rank [1]\ndef f():\n    return f()\nf()").traceback)
+    assert "> 3     return f()" in text and "> 4 f()" in text and "scratch_ddp" not in text
+
+
+BROKEN = "class Broken:\n    def __repr__(self):\n        return self.nothing\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        (BROKEN + "display(Broken())", "no attribute 'nothing'"),
+        ("import matplotlib.pyplot as plt\nplt.title('$frac{$')", "Expected '}'"),
+        ("%%rank [0]\n%%capture\n1 / 0", "division by zero"),
+    ],
+)
+def test_what_fails_without_ending_the_cell_is_shown(four_ranks, code, why):
+    result = four_ranks.run(code)
+    assert result.status == "ok" and why in plain(result.text("stderr"))
+    assert_next_works(four_ranks)
+
+
 def test_half_a_character_is_shown_as_a_question_mark(four_ranks):
     four_ranks.run("from IPython.display import HTML")
     shown = four_ranks.run("%%rank [1]\ndisplay(HTML('a\\ud800b'))")

@@ -36,8 +36,10 @@ def test_what_can_not_be_done_is_an_error_of_the_cell(bare, cell, message):
 FIRST = "total = torch.ones(1)\ndist.all_reduce(total)\nprint(total.item())"
 
 
-def test_ranks_that_are_no_forks():
-    """As on macOS: each rank is a fresh Python, which takes longer and works the same."""
+def test_ranks_that_are_no_forks(monkeypatch, tmp_path):
+    """As on macOS: each rank is a fresh Python, which takes longer and works the same, beside any file of a learner."""
+    (tmp_path / "random.py").write_text("raise ImportError('the learner has called it so')")
+    monkeypatch.chdir(tmp_path)
     with Kernel(cluster=2, env={"SCRATCH_DDP_START": "spawn"}) as kernel:
         assert kernel.run(FIRST).text() == "2.0   ← ranks 0–1\n"
         assert "rank 1 left with exit code 3" in kernel.run("%%rank [1]\nimport os\nos._exit(3)").message
@@ -55,7 +57,7 @@ def test_gpus_are_counted_also_where_ranks_are_no_forks(monkeypatch, platform, c
 def test_plain_gloo_on_demand(bare):
     assert "ready" in bare.run("%dist_init -n 2 --backend gloo").text()
     assert bare.run("dist.get_backend(), type(dist.group.WORLD).__name__").text().startswith("('gloo', 'ProcessGroup')")
-    cell = bare.start("import time\ntime.sleep(30)")
+    cell = bare.start("import time\ndel device\ntime.sleep(30)")
     time.sleep(0.5)
     bare.interrupt()
     assert "All variables are kept" in bare.finish(cell).message

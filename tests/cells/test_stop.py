@@ -200,6 +200,17 @@ def test_ranks_that_will_not_stop_are_replaced(four_ranks):
     assert_next_works(four_ranks)
 
 
+def test_whoever_presses_stop_again_and_again_keeps_the_variables(four_ranks):
+    four_ranks.run("import ctypes, time\nkept = 1\nbroken = type('Broken', (), {'__repr__': None})()")
+    cell = four_ranks.start("display(broken)\nctypes.PyDLL(None).sleep(1)\ntime.sleep(60)")
+    for _ in range(5):
+        time.sleep(0.1)
+        four_ranks.interrupt()
+    assert "All variables are kept" in four_ranks.finish(cell).message
+    assert four_ranks.run("kept").text() == "1   ← ranks 0–3\n"
+    assert_next_works(four_ranks)
+
+
 def test_a_stop_that_comes_as_the_cell_ends_hurts_nobody(four_ranks):
     for limit in (0.048, 0.049, 0.05, 0.051, 0.052) * 3:
         result = four_ranks.run(f"%%distributed --stop-after {limit}\nimport time\ntime.sleep(0.05)")

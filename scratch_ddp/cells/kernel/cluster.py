@@ -169,8 +169,8 @@ class LauncherProcess:
         path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
         command = "import sys; from scratch_ddp.cells.launcher import main; main(*sys.argv[1:])"
         with (self.root / "launcher.log").open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", command, str(launchers_end.fileno()), str(os.getpid()), str(self.root)],
+            self.process = subprocess.Popen(  # -P: a learner's own random.py must not be taken for Python's
+                [sys.executable, "-P", "-c", command, str(launchers_end.fileno()), str(os.getpid()), str(self.root)],
                 pass_fds=[launchers_end.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -135,11 +135,11 @@ class Interruption:
         if not self.begun and others is not None:
             self._since, self.agreement = now, Agreement([rank.process for rank in running], others, now)
             self.agreement.ask(self._cell, now)
-        elif self._forced:
-            self._since = now - _SLOW_STOP_LIMIT
-        else:
+        elif not self._forced:
             self._forced = self.number > 0
             self.interrupt(now)
+        elif now - self._since > _GRACE:  # not one of several presses in a row
+            self._since = now - _SLOW_STOP_LIMIT
 
     def interrupt(self, now: float, together: bool = False, deadlocked: bool = False) -> None:
         """From now on ranks are interrupted, unless they have noticed it already."""

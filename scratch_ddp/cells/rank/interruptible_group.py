@@ -322,12 +322,12 @@ def announce_new_group(ranks: list[int] | None) -> None:
         for gate in gates:
             gate(True)
         members = list(range(default.size())) if ranks is None else list(ranks)
-        number = dist.distributed_c10d._world.group_count
+        number = default.begun["new_group"]  # torch's own count leaves out calls that it has refused
+        default.begun["new_group"] += 1
         uid = default.uid ^ 0x80000000  # these are counted apart from the group's collectives
         call = make_call("new_group", "its groups", number=number, given=f"ranks {members}", uid=uid)
         for observe in observers:
             observe(call)
-        default.begun["new_group"] += 1
 
 
 def join(store: dist.Store, rank: int, world_size: int, generation: int = 0) -> None:

@@ -7,12 +7,13 @@ import os
 import sys
 import warnings
 from base64 import b64encode
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Coroutine
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import IPython
+from IPython.core.async_helpers import get_asyncio_loop
 from IPython.core.completer import provisionalcompleter, rectify_completions
 from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
@@ -46,9 +47,6 @@ class _ValueHook(DisplayHook):
     def write_format_data(self, format_dict: dict, md_dict: dict | None = None) -> None:
         self.shell.display_pub.publish(format_dict, md_dict)
 
-    def finish_displayhook(self) -> None:
-        self._is_active = False
-
 
 class RankShell(InteractiveShell):
     """Runs cells in a rank's namespace. `failure`: the traceback of what the last cell raised, as lines of text."""
@@ -65,16 +63,13 @@ class RankShell(InteractiveShell):
     def enable_gui(self, gui: str | None = None) -> None:
         pass
 
-    def init_io(self) -> None:
-        pass
-
     def _showtraceback(self, etype: type, evalue: BaseException, stb: list[str]) -> None:
         self.failure = list(stb)
 
     def showtraceback(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
         """Keep the traceback as text, without the frames of this package and of IPython."""
         etype, value, tb = self._get_exc_info(exc_tuple)
-        stopped = self.on_failure(value)
+        stopped = exc_tuple is None and self.on_failure(value)  # else a __repr__ has failed, and the cell goes on
         self.failure = []
         if stopped or issubclass(etype, KeyboardInterrupt):
             return  # the kernel says where it was. A traceback through an unfinished import can take seconds
@@ -110,20 +105,33 @@ def make_shell(namespace: dict[str, Any], send: Send) -> RankShell:
     config.HistoryManager.enabled = False
     config.InteractiveShell.colors = "neutral"
     warnings.filterwarnings("ignore", "To exit: use")  # IPython's hint after sys.exit(), which is wrong in a rank
-    shell = RankShell.instance(config=config, user_ns=namespace)
+    shell = RankShell.instance(config=config, user_ns=namespace, loop_runner=_run_to_its_end)
     shell.display_pub.send = send
     shell.own_names = list(namespace)
     _show_figures(shell)
     return shell
 
 
+def _run_to_its_end(cell: Coroutine) -> Any:
+    """Run a cell that awaits. After a Stop the next one, in the same loop, must not go on with it."""
+    loop = get_asyncio_loop()
+    task = loop.create_task(cell)
+    try:
+        return loop.run_until_complete(task)
+    finally:
+        if task.cancel():  # if it has not ended
+            loop.run_until_complete(task)
+
+
 def _without_own_frames(tb: TracebackType | None) -> TracebackType | None:
-    if tb is None:
-        return None
-    rest = _without_own_frames(tb.tb_next)
-    if tb.tb_frame.f_code.co_filename.startswith(_OWN_FOLDERS):
-        return rest
-    return TracebackType(rest, tb.tb_frame, tb.tb_lasti, tb.tb_lineno)
+    frames = []
+    while tb is not None:  # no recursion: there may be no room for it, which is the error then
+        if not tb.tb_frame.f_code.co_filename.startswith(_OWN_FOLDERS):
+            frames.append(tb)
+        tb = tb.tb_next
+    for each in reversed(frames):
+        tb = TracebackType(tb, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return tb
 
 
 def _show_figures(shell: RankShell) -> None:

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -86,17 +87,13 @@ class Interrupts:
 
     def _hold_here(self) -> None:
         """Until a call that others have begun is still to be made, or until the interrupt (main thread)."""
-        while not self._is_behind(self._until):
+        while Counter(self._until) <= Counter(self._place()["begun"]):
             self._held = True
             self._send(self._place())
             self._news.acquire()
         if self._held:
             self._held = False
             self._send(self._place())  # or the kernel would take it for held, and not ask whether this call waits
-
-    def _is_behind(self, until: dict[str, int]) -> bool:
-        begun = self._place()["begun"]
-        return any(begun.get(key, 0) < count for key, count in until.items())
 
     def _place(self) -> dict[str, Any]:
         here = {"type": "place", "cell": self.cell, "held": self._held, "calls": self._calls, "gap": self._longest_gap}

@@ -61,15 +61,15 @@ class Rank:
         reader = threading.Thread(target=self._read_kernel, name="reads-from-kernel", daemon=True)
         reader.belongs_to_no_cell = True
         reader.start()
-        device = self._prepare()
-        self.channel.send({"type": "ready", "device": str(device), "pid": self.pid})
+        self._prepare()
+        self.channel.send({"type": "ready", "device": str(self.device), "pid": self.pid})
         while True:
             task = self.tasks.get()
             {"execute": self._execute, "renew": self._renew}[task["type"]](task)
 
     # Set-up
 
-    def _prepare(self) -> torch.device:
+    def _prepare(self) -> None:
         config = self.config
         os.environ.clear()
         os.environ.update(config["environment"] | {"MPLBACKEND": "module://matplotlib_inline.backend_inline"})
@@ -84,24 +84,23 @@ class Rank:
         threads = os.environ.get("OMP_NUM_THREADS") or "1"
         torch.set_num_threads(int(threads.split(",")[0]))  # OpenMP's list has a number for each level of nesting
         gpu = config["gpu_id"]
-        device = torch.device("cpu") if gpu is None else torch.device("cuda", gpu)
+        self.device = torch.device("cpu") if gpu is None else torch.device("cuda", gpu)
         if gpu is not None:
-            torch.cuda.set_device(device)
-        self._join_process_group(device)
+            torch.cuda.set_device(self.device)
+        self._join_process_group()
         namespace = {
             "torch": torch,
             "dist": dist,
             "rank": self.rank,
             "world_size": config["world_size"],
             "gpu_id": gpu,
-            "device": device,
+            "device": self.device,
         }
         self.shell = make_shell(namespace, self._send_display)
         self.shell.on_failure = self.interrupts.end_of_learners_code
         adapt_process_group()
-        return device
 
-    def _join_process_group(self, device: torch.device) -> None:
+    def _join_process_group(self) -> None:
         """The ranks find each other through a store, and join the default group."""
         config = self.config
         if config["backend"] == interruptible_group.BACKEND:
@@ -113,7 +112,7 @@ class Rank:
                 store=self._store(f"rendezvous {config['generation']}"),
                 rank=self.rank,
                 world_size=config["world_size"],
-                device_id=device if config["backend"] == "nccl" else None,
+                device_id=self.device if config["backend"] == "nccl" else None,
             )
 
     def _store(self, meeting: str) -> dist.Store:
@@ -143,6 +142,8 @@ class Rank:
             if error is not None:
                 print("\n".join(self.shell.failure or [repr(error)]), file=sys.stderr)
             os._exit(0 if error is None else 1)
+        if error is None and self.shell.failure:  # of a display, or of what %%capture has run: any kernel shows it
+            print("\n".join(self.shell.failure), file=sys.stderr)
         CellPipe.flush_c()
         done = {"type": "done", "cell": task["cell"], "error": self._describe(error)}
         where = self.interrupts.interrupted_in if interrupted else None
@@ -207,7 +208,7 @@ class Rank:
                 self.config["generation"] = task["generation"]
                 with contextlib.suppress(Exception):
                     distributed_c10d.destroy_process_group()
-                self._join_process_group(self.shell.user_ns["device"])
+                self._join_process_group()
                 retired = ["all but the default group"]
             else:
                 retired = interruptible_group.renew_groups(task["timeout"], task["generation"])
