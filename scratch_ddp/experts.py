@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from scratch_ddp.common.agreement import check_everywhere, together
-from scratch_ddp.common.replicas import broadcast_from_first
+from scratch_ddp.common.replicas import broadcast_from_first, dtype_and_shape, named_tensors
 from scratch_ddp.common.tensors import conjugate
 from scratch_ddp.common.wrapper import Group, process_group
 
@@ -19,10 +19,10 @@ from scratch_ddp.common.wrapper import Group, process_group
 class ExpertParallel(nn.Module):
     """Each token goes to the `k` experts that its router prefers; their outputs are added, weighted by the softmax.
 
-    `router`: from (tokens, d) to (tokens, experts), of which the first rank's values win; `experts`: all of them, in
-    the same order on every rank, each from (rows, d) to (rows, d), row by row. Rank r keeps the r-th of n equal parts,
-    in `.experts`, whose names are those of the whole layer. `.rows`: how many rows each of them had in the last
-    forward.
+    `router`: from (tokens, d) to (tokens, experts), on a device from which the group sends; the first rank's values
+    win. `experts`: all of them, in the same order on every rank, each from (rows, d) to (rows, d), row by row. Rank r
+    keeps the r-th of n equal parts, in `.experts`, whose names are those of the whole layer. `.rows`: how many rows
+    each of them had in the last forward.
 
     Gradients, where the loss is a sum over all ranks' tokens: an expert's is complete, since its tokens came from all
     ranks, and must not be summed again; the router's must be summed over the ranks. Where each rank's loss is a mean of
@@ -46,13 +46,13 @@ class ExpertParallel(nn.Module):
         self.per_rank, self.rows = self.n_experts // self.n, []
         parts = {"router": router} | {f"expert {i}": expert for i, expert in enumerate(experts)}
         with together(self.group, complaint="the ranks build ExpertParallel from different arguments") as lines:
-            shapes = {name: [tuple(each.shape) for each in part.parameters()] for name, part in parts.items()}
+            shapes = {name: [dtype_and_shape(each) for _, each in named_tensors(part)] for name, part in parts.items()}
             lines += [f"k={k}", *(f"{name} {each}" for name, each in shapes.items())]
             if not experts or len(experts) % self.n:
                 raise ValueError(f"{len(experts)} experts can't be shared out to {self.n} ranks equally")
             if not isinstance(k, int) or not 1 <= k <= len(experts):
                 raise ValueError(f"k must be a number of experts from 1 to {len(experts)}, not {k!r}")
-        broadcast_from_first(router.parameters(), self.group)
+        broadcast_from_first((each for _, each in named_tensors(router)), self.group)
         mine = range(rank * self.per_rank, (rank + 1) * self.per_rank)
         self.router, self.experts = router, nn.ModuleDict({str(i): experts[i] for i in mine})
 

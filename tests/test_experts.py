@@ -145,7 +145,7 @@ REFUSED = [
     ("ranks 0, 1: 3 experts can't be shared out to 2 ranks equally", built((3, 3), (1, 1))),
     ("rank 1: k must be a number of experts from 1 to 4, not 5", built((4, 4), (1, 5))),
     ("rank 1: entry 0 is k=2, but k=1 on rank 0", built((4, 4), (1, 2))),
-    ("rank 1: entry 1 is router [(2, 6)], but router [(4, 6)] on rank 0", built((4, 2), (1, 1))),
+    ("rank 1: entry 1 is router ['float64 (2, 6)'], but router ['float64 (4, 6)'] on rank 0", built((4, 2), (1, 1))),
     ("rank 1: entry 0 is torch.float64, d = 2, but torch.float64, d = 6 on", called(torch.zeros(3, 2).double())),
     ("rank 1: entry 1 is requires_grad True", called(GOOD.clone().requires_grad_())),
     (

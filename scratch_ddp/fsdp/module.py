@@ -72,7 +72,8 @@ class FSDP(SyncSwitch, nn.Module):
             units = make_units(model, plan, ranks, compute_dtype, init, device)
         self._runtime = Runtime(model, units, self.group, lambda: self.do_sync, **settings)
         self._shapes = {each.shard: each.shape for unit in units for each in unit.pieces}
-        self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # that have stepped
+        # How many parameters the optimizers had when they last stepped.
+        self._counted: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
         # It holds what the model holds, not the model: so all names are the model's own.
         tables = ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set")
         self.__dict__ |= {"module": model, **{name: getattr(model, name) for name in tables}}
@@ -100,16 +101,17 @@ class FSDP(SyncSwitch, nn.Module):
                 f"the optimizer was made from the parameter {min(stale)!r} that the model had before it was wrapped, "
                 "or in a pass: make it from the parameters() of the FSDP"
             )
-        if self._shapes.keys().isdisjoint(mine):
-            return  # another model's, which may step when this model's group is gone
-        if optimizer not in self._optimizers:
+        if self._counted.get(optimizer) != len(mine):
             others = mine - self._shapes.keys()
-            if added := [name for name, each in self.named_parameters() if each in others]:
+            if added := [name for name, each in self.module.named_parameters() if each in others]:
                 raise ValueError(
                     f"{added[0]!r} was added after the model was wrapped, and is not synchronised: do that before"
                 )
-            self._optimizers.add(optimizer)
+        if self._shapes.keys().isdisjoint(mine):
+            return  # another model's, which may step when this model's group is gone
+        if optimizer not in self._counted:
             optimizer.register_step_post_hook(lambda *_: self._runtime.count_step())
+        self._counted[optimizer] = len(mine)
         if any(isinstance(each.grad, OnItsWay) for each in self._shapes.keys() & mine):
             self._runtime.meet("begins a step of the optimizer", problem=SYNC_FORGOTTEN)
 

@@ -44,12 +44,11 @@ def write_back(changes: Changes) -> None:
 
 
 def nodes_of(value: Any) -> set[Node]:
-    """Where autograd comes to the tensors in a value, if gradients are enabled.
+    """Where autograd comes to the tensors in a value.
 
     Where a caller writes to a view in place, autograd leaves the view out and comes to its base alone.
     """
-    tensors = tensors_in(value) if torch.is_grad_enabled() else ()
-    return {node for each in tensors for node in (each.grad_fn, base_of(each).grad_fn) if node is not None}
+    return {node for each in tensors_in(value) for node in (each.grad_fn, base_of(each).grad_fn) if node is not None}
 
 
 def tensors_in(value: Any, seen: set[int] | None = None) -> Iterator[torch.Tensor]:

@@ -102,7 +102,7 @@ class Runtime:
         args, kwargs = with_tensors(prepare, (args, kwargs), changes)
         if watched:  # a module none of whose inputs needs a gradient is done only when the whole backward pass is over
             register_multi_grad_hook(watched, lambda _: self._after_backward(turn))
-        self._given[module] = changes, nodes_of((args, kwargs))
+        self._given[module] = changes, _nodes_at(module, args, kwargs)
         return args, kwargs
 
     @torch.compiler.disable(reason="FSDP frees parameters here")
@@ -115,9 +115,7 @@ class Runtime:
             return tensor.clone() if id(base_of(tensor)) in self._wholes else tensor
 
         output = with_tensors(outlive, output, [])
-        # Tensors leave a module in its output, in a cache that it was given, or in itself: a loss that it keeps.
-        kept = [each for part in modules_of(module) for each in vars(part).values() if isinstance(each, torch.Tensor)]
-        nodes = nodes_of((output, args, kwargs, kept)) - given
+        nodes = (nodes_of(output) | _nodes_at(module, args, kwargs)) - given
         for node in nodes:
             node.register_prehook(lambda _: self._before_backward(turn, made))
         self._end_forward() if turn is self.roots else self._after_forward(turn, bool(nodes))
@@ -357,3 +355,11 @@ class Runtime:
             *(each.has_gradient and not each.is_cleared for each in self._pieces),
             *(unit in self._needed and not unit.is_available for unit in self.units),
         ]
+
+
+def _nodes_at(module: nn.Module, args: tuple, kwargs: dict) -> set[Node]:
+    """Where autograd comes to what a module was given, as a cache, or keeps in itself, as a loss; if it is wanted."""
+    if not torch.is_grad_enabled():
+        return set()
+    kept = [each for part in modules_of(module) for each in vars(part).values() if isinstance(each, torch.Tensor)]
+    return nodes_of((args, kwargs, kept))

@@ -34,8 +34,9 @@ def layers_of(model: nn.Module | Sequence[nn.Module]) -> list[Layer]:
     chains = nn.Sequential, nn.ModuleList
     if isinstance(model, chains) and type(model).forward in [each.forward for each in chains]:  # not one of its own
         return [Layer(module, {name: module}) for name, module in model._modules.items()]  # one may come several times
-    kind, forward = getattr(getattr(model, "config", None), "model_type", None), type(model).forward
-    if kind in DECODERS and hasattr(model, "lm_head") and forward.__module__.startswith("transformers."):
+    kind = getattr(getattr(model, "config", None), "model_type", None)
+    its = next((each for each in type(model).__mro__ if "forward" in vars(each)), object)  # whose forward it has
+    if kind in DECODERS and hasattr(model, "lm_head") and its.__module__.startswith("transformers."):
         return _decoder_layers(model)
     can = f"an nn.Sequential, a list of modules, or a transformers model with a head, of type {', '.join(DECODERS)}"
     raise TypeError(f"a {type(model).__name__} can't be cut, only {can}")

@@ -28,7 +28,7 @@ _TOKENS = "all ranks of a tensor-parallel group work on the same tokens, but the
 
 
 class ParallelLayer(nn.Module):
-    """What the layers have in common: views of this rank's part of a plain layer's parameters. No communication.
+    """What the layers have in common: views of this rank's part of a plain layer's parameters, for `parallelize`.
 
     `cuts` says along which dimension each sliced parameter is cut; the others are the plain layer's own. Raises
     ValueError for a plain layer that computes something else, or n ranks can't hold equal slices of.

@@ -27,7 +27,7 @@ def parallelize(model: Model, plan: Mapping[str, Entry], group: Group = None) ->
     itself. An entry is called with a module and the group. It returns the layer that takes the module's place, such as
     ColumnParallelLinear, or a function that changes the module, which is called once all entries have agreed.
     Parameters keep their names and become slices themselves: tied ones stay tied, and an optimizer that has them but
-    has not made a step yet goes on with them. Every rank holds the whole model before; the first rank's values win.
+    no state yet goes on with them. Every rank holds the whole model before; the first rank's values win.
     Outside of the slices ranks compute the same, so they need the same inputs there, and for dropout the same seed.
     Raises ValueError on every rank, and changes nothing, if an entry matches nothing or can't be followed on some
     rank, or if the ranks' models differ in shape. Costs a small all-reduce and broadcasts of the whole model.

@@ -86,14 +86,7 @@ def vocabulary_parallel_loss(model: nn.Module, group: Group) -> Install:
     """
     if not hasattr(type(model), "loss_function"):
         raise ValueError(f"{type(model).__name__} has no loss_function: leave the plan's entry '' out")
-    own = {"loss_function": partial(_next_token_loss, group=group), "generate": partial(_generate, model)}
-    return lambda: [setattr(model, name, function) for name, function in own.items()]
-
-
-def _generate(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    if not getattr(model.get_output_embeddings(), "gather_output", True):
-        raise ValueError("generate() needs whole logits, not slices of them: set model.lm_head.gather_output = True")
-    return type(model).generate(model, *args, **kwargs)
+    return partial(setattr, model, "loss_function", partial(_next_token_loss, group=group))
 
 
 def _next_token_loss(

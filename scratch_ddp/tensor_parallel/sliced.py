@@ -100,7 +100,9 @@ def keep_parameters(plain: nn.Module, layer: nn.Module) -> None:
     for name, part in layer._parameters.items():
         if isinstance(part, SlicedParameter):
             layer._parameters[name] = whole = plain._parameters[name]
-            whole.grad, whole.data = None, part.detach().clone(memory_format=torch.contiguous_format)
+            mine = part.detach().clone(memory_format=torch.contiguous_format)
+            whole.grad, whole.data = None, mine.new_empty(0, dtype=torch.complex64)  # so autograd forgets its shape
+            whole.data = mine
             whole.__class__ = SlicedParameter
             vars(whole).update(vars(part))
 

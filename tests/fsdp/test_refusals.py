@@ -75,7 +75,7 @@ def optimizer_of_a_pass() -> None:
 def new_head() -> None:
     wrapped = sharded()
     wrapped.module[1] = nn.Linear(2, 2)
-    torch.optim.SGD(wrapped.parameters(), lr=0.1).step()
+    torch.optim.SGD(wrapped.module[1].parameters(), lr=0.1).step()
 
 
 def second_derivative() -> None:

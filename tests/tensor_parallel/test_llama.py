@@ -41,8 +41,9 @@ def compare(shape: tuple[int, int], plan: dict, tied: bool = False, norm_type: f
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=("dp", "tp"))
     plain, model = llama(tie_word_embeddings=tied), llama(tie_word_embeddings=tied)
     optimizers = [torch.optim.AdamW(each.parameters(), lr=0.01) for each in (plain, model)]  # before slicing
+    before = model(input_ids=ids(1)).logits  # of the whole model, whose graph is still alive
     sliced = parallelize(model, plan, mesh["tp"])
-    assert (sliced.lm_head.weight is sliced.model.embed_tokens.weight) == tied
+    assert before.requires_grad and (sliced.lm_head.weight is sliced.model.embed_tokens.weight) == tied
     replica = (BucketedDDP if plan is LLAMA else FlatDDP)(sliced, group=mesh["dp"])
     for step in range(3):
         tokens = ids(ROWS * shape[0], seed=step)

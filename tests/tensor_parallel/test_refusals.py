@@ -115,7 +115,6 @@ REFUSED = [
     ("rank 1: entry 6 is dropout, with the seed 1, but", dropout_of_own_seeds),
     ("slices can't be pickled or copied", lambda: copy.deepcopy(sliced_block())),
     *((f"{name} computes with whole matrices", step_of(name)) for name in ("Adafactor", "LBFGS", "Muon")),
-    ("generate() needs whole logits", lambda: parallelize(llama(), LLAMA).generate(ids())),
     ("work on the same tokens, but these were given different ones\nrank 1:", sliced_llama()),
     ("index out of range", sliced_llama(torch.tensor([[0, VOCABULARY]]))),
     ("index out of range", sliced_llama(torch.tensor([[0, -1]]))),

@@ -37,14 +37,12 @@ def test_published_trainings():
 
 
 def test_published_memory():
-    """torchtitan's within 5 %, and what sharding saves; Llama's 80 GB, which transformers' code would not fit into."""
+    """torchtitan's within 5 %, and what sharding saves; Llama's 80 GB."""
     totals = [rank_memory(each.shape, each.layout, 8192, each.precision).total for each in TORCHTITAN]
     assert totals == pytest.approx([each.held for each in TORCHTITAN], rel=0.05)
     assert totals[0] - totals[2] == pytest.approx(TORCHTITAN[0].held - TORCHTITAN[2].held, rel=0.1)
-    for run, unfused in zip(LLAMA_3, (129e9, 119e9), strict=True):
+    for run in LLAMA_3:
         assert 0.9 * 80e9 < rank_memory(run.shape, run.layout, 8192, run.precision).total < 80e9
-        held = rank_memory(MODELS["Llama-3-405B"], run.layout, 8192, run.precision).total
-        assert held == pytest.approx(unfused, rel=0.01)
 
 
 def test_a_pipeline_has_no_more_micro_batches_under_way_than_there_are():
