@@ -117,7 +117,7 @@ class Interruption:
         self.late = False  # whether there was no time for it
         self.number = 0  # of the last interrupt that ranks were sent
         self.deadlocked = False
-        self._since = 0.0  # when the last interrupt was asked for
+        self._since = self._pressed = 0.0  # when the last interrupt was asked for, and when Stop was last pressed
         self._forced = False  # handlers in the learner's code are interrupted too
         self._sent_at = -1.0
         self._asked_at, self._end = 0.0, False  # whether connections may end: all ranks know of the interrupt
@@ -132,13 +132,14 @@ class Interruption:
         The second press says: do not wait any longer. The third: replace what still runs.
         """
         now = time.monotonic()
+        before, self._pressed = self._pressed, now
         if not self.begun and others is not None:
             self._since, self.agreement = now, Agreement([rank.process for rank in running], others, now)
             self.agreement.ask(self._cell, now)
         elif not self._forced:
             self._forced = self.number > 0
             self.interrupt(now)
-        elif now - self._since > _GRACE:  # not one of several presses in a row
+        elif now - max(self._since, before) > _GRACE:  # not one of several presses in a row
             self._since = now - _SLOW_STOP_LIMIT
 
     def interrupt(self, now: float, together: bool = False, deadlocked: bool = False) -> None:
