@@ -12,8 +12,7 @@ import torch
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
-from scratch_ddp.course.pages.held_by_ranks import CONFIGS as TAUGHT
-from scratch_ddp.course.pages.held_by_ranks import SHAPES
+from scratch_ddp.course.pages import held_by_ranks as taught
 from scratch_ddp.instruments.cost import bytes_per_token, bytes_sent, flops_per_token, from_config, model_states
 from scratch_ddp.instruments.cost.layouts import Layout, rank_memory
 from scratch_ddp.instruments.cost.published import MEGATRON, MODELS
@@ -57,9 +56,9 @@ def test_parameters_are_those_of_the_model_itself(name, tmp_path):
     assert (shape.idle > 0) == (name in ("DeepSeek-V3, latent", "gpt-oss, biases of experts"))
 
 
-@pytest.mark.parametrize("name", TAUGHT)
+@pytest.mark.parametrize("name", taught.CONFIGS)
 def test_sums_are_what_is_counted(name):
-    counted, formula = from_config(TAUGHT[name], name), SHAPES[name]
+    counted, formula = from_config(taught.CONFIGS[name], name), taught.SHAPES[name]
     assert counted.parameters == formula.parameters and counted.block == formula.block
     assert bytes_per_token(counted) == bytes_per_token(formula)
     assert flops_per_token(counted, 64) == flops_per_token(formula, 64)
@@ -87,8 +86,7 @@ def test_operations():
     matrices = shape.parameters - shape.embedding - shape.last_norm - 64 * shape.width
     attention = 12 * shape.blocks * shape.width * 4096  # heads times their width is the model's width
     assert flops_per_token(shape, 4096) == 6 * matrices + attention
-    head = 2 * shape.vocabulary * shape.width
-    assert flops_per_token(shape, 4096, recomputes=True) == flops_per_token(shape, 4096) * 4 / 3 - head  # done once
+    assert flops_per_token(shape, 4096, recomputes=True) == flops_per_token(shape, 4096) * 4 / 3 - 2 * shape.head
     for run in MEGATRON:  # its formula: 96 B s l h² (1 + s/6h + V/16lh), where the head counts as here
         h, blocks, s = run.shape.width, run.shape.blocks, run.sequence
         theirs = 96 * blocks * h**2 * (1 + s / (6 * h) + run.shape.vocabulary / (16 * blocks * h))

@@ -23,26 +23,17 @@ def test_what_binds():
         assert what_binds(XXL, H100, devices, batch, 2048, tp, checkpointing=True) == binds
 
 
-def test_published_trainings():
-    """Large models within 11 %; all but ZeRO-3 of 2021 within the range; and by how much that is off."""
+def test_published_runs():
+    """Times: large models within 11 %, all but ZeRO-3 of 2021 within the range. Memory: torchtitan's, Llama's 80 GB."""
     for run in (*MEGATRON[2:], *GPT_3, *LLAMA_3):
         assert run.forecast() == pytest.approx(run.tflops, rel=0.11), run.shape.name
     for run in (*MEGATRON, *GPT_3, GPT_3_SHARDED[0], *LLAMA_3, *TORCHTITAN):
         slow, quick = map(run.forecast, EFFICIENCIES)
         assert slow <= run.tflops <= quick, (run.shape.name, run.layout, slow, run.tflops, quick)
-    assert GPT_3_SHARDED[2].forecast() / GPT_3_SHARDED[2].tflops == pytest.approx(3.9, rel=0.05)
+    for run in (*LLAMA_3, *TORCHTITAN):
+        held = rank_memory(run.shape, run.layout, 8192, run.precision).total
+        assert held == pytest.approx(run.held, rel=0.05) if run.held else 0.9 * 80e9 < held < 80e9
     assert all(0.66 < run.tflops / run.forecast() < 0.79 for run in TORCHTITAN)
-    eight, many = (run.forecast() for run in TORCHTITAN[::2])
-    assert 0.95 < many / eight < 1  # theirs: 0.973
-
-
-def test_published_memory():
-    """torchtitan's within 5 %, and what sharding saves; Llama's 80 GB."""
-    totals = [rank_memory(each.shape, each.layout, 8192, each.precision).total for each in TORCHTITAN]
-    assert totals == pytest.approx([each.held for each in TORCHTITAN], rel=0.05)
-    assert totals[0] - totals[2] == pytest.approx(TORCHTITAN[0].held - TORCHTITAN[2].held, rel=0.1)
-    for run in LLAMA_3:
-        assert 0.9 * 80e9 < rank_memory(run.shape, run.layout, 8192, run.precision).total < 80e9
 
 
 def test_a_pipeline_has_no_more_micro_batches_under_way_than_there_are():
