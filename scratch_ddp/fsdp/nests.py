@@ -44,10 +44,7 @@ def write_back(changes: Changes) -> None:
 
 
 def nodes_of(value: Any) -> set[Node]:
-    """Where autograd comes to the tensors in a value.
-
-    Where a caller writes to a view in place, autograd leaves the view out and comes to its base alone.
-    """
+    """Where autograd comes to a value's tensors. Of a view that a caller writes to in place, it is its base alone."""
     return {node for each in tensors_in(value) for node in (each.grad_fn, base_of(each).grad_fn) if node is not None}
 
 

@@ -60,7 +60,6 @@ class Runtime:
         self.restarts = 0  # after errors, and when parameters are loaded
         self.steps = 0  # of optimizers, that have come to their end since parameters were loaded
         self._used: list[Turn] = []  # in the last forward pass, in the order of their first turn
-        self._needed: set[Unit] = set()  # those whose backward the last forward pass has made ready
         self._given: dict[nn.Module, tuple[Changes, set[Node]]] = {}  # to modules whose forward runs
         self._renewals = 0  # of the group, after a Stop in a rank cell
         self._backward = lambda: None  # a reference that is dead unless a backward pass is running
@@ -70,6 +69,7 @@ class Runtime:
         for unit in units:
             turns.setdefault(unit.module_name, []).append(unit)
         self.roots, *self.others = turns.values()  # the others as the last forward pass used them
+        self._needed = set(self.roots)  # those whose backward the last forward pass has made ready
         for name, turn in turns.items():
             before, after = functools.partial(self._before, turn), functools.partial(self._after, turn)
             module = model.get_submodule(name)
@@ -115,7 +115,10 @@ class Runtime:
             return tensor.clone() if id(base_of(tensor)) in self._wholes else tensor
 
         output = with_tensors(outlive, output, [])
-        nodes = (nodes_of(output) | _nodes_at(module, args, kwargs)) - given
+        nodes = nodes_of(output)  # under no_grad too, where a model may switch gradients on
+        if nodes and not torch.is_grad_enabled():
+            given = nodes_of((args, kwargs))
+        nodes = (nodes | _nodes_at(module, args, kwargs)) - given
         for node in nodes:
             node.register_prehook(lambda _: self._before_backward(turn, made))
         self._end_forward() if turn is self.roots else self._after_forward(turn, bool(nodes))

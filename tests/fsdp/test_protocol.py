@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from scratch_ddp.fsdp import FSDP, passes
 from scratch_ddp.fsdp.comm import Ranks
-from tests.ddp.cases import CASES, assert_equal, batches, build, one_process_step, shard
+from tests.ddp.cases import CASES, Made, assert_equal, batches, build, one_process_step, shard
 from tests.fsdp.cases import segments
 from tests.ranks import in_turn, message_of, run_ranks
 
@@ -100,8 +100,27 @@ def recomputed_in_part() -> None:
     assert not sharded._runtime._given
 
 
+def gradients_switched_on_in_a_model() -> None:
+    """The very first pass, under no_grad; the model has a gradient inside, and its input comes back."""
+
+    def forward(self, x):
+        with torch.enable_grad():
+            return self.inner(x), x
+
+    alone, x = build(MLP), torch.randn(2, 6, dtype=torch.float64, requires_grad=True)
+    sharded = FSDP(Made(forward, inner=build(MLP)))
+    others = x.cos()  # of another graph, perhaps of another model's
+    with torch.no_grad():
+        energy, _ = sharded(x)
+        _, same = sharded(others)
+    same.sum().backward()
+    assert all(each.grad is None for each in sharded.parameters())
+    torch.testing.assert_close(torch.autograd.grad(energy.sum(), x), torch.autograd.grad(alone(x).sum(), x))
+
+
 def test_what_happens_between_passes():
     happenings = [buffers_of_other_shapes, loaded_in_between, kept_units, frozen_between_passes, recomputed_in_part]
+    happenings.append(gradients_switched_on_in_a_model)
     in_turn(2, lambda happens: happens(), [(each,) for each in happenings])
 
 
