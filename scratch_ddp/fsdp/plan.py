@@ -136,7 +136,8 @@ def _cut(name: str, places: Places, ranks: Ranks, compute_dtype: torch.dtype | N
         for alike in group_alike(parameter for parameter in names if parameter.requires_grad is wanted):
             unit = Unit(name, {names[each]: each for each in alike}, places, ranks, compute_dtype)
             for before, each in zip(alike, unit.pieces, strict=True):
-                setattr(before, REPLACED, each.name), setattr(each.whole, REPLACED, each.name)
+                for stale in (before, each.whole):
+                    setattr(stale, REPLACED, each.name)
             yield unit
 
 

@@ -1,15 +1,17 @@
 """Buckets: which gradients share one, how many travel, and that their memory is there for good."""
 
 import math
+import random
 from collections.abc import Callable
 
 import torch
 import torch._dynamo  # noqa: F401  imported at first use: once here, not in every forked rank
+import torch.distributed as dist
 from torch import nn
 
 from scratch_ddp.common.tensors import MB
 from scratch_ddp.ddp import BucketedDDP
-from scratch_ddp.ddp.bucketed import bucket_groups
+from scratch_ddp.ddp.bucketed import bucket_groups, bucket_plan
 from scratch_ddp.instruments.memory.use import memory_use
 from tests.ddp.cases import started
 from tests.ranks import in_turn
@@ -19,6 +21,15 @@ def parameters(sizes, dtype=torch.float32) -> list[nn.Parameter]:
     """Parameters of `sizes` MB on the meta device, which takes no memory."""
     elements = (int(size * MB) // dtype.itemsize for size in sizes)
     return [nn.Parameter(torch.empty(each, dtype=dtype, device="meta")) for each in elements]
+
+
+def test_buckets_are_those_of_torchs_ddp():
+    chance = random.Random(0)
+    for _ in range(50):
+        elements = [chance.randint(1, 400) for _ in range(chance.randint(1, 40))]
+        limit, first = chance.randint(4, 3000), chance.randint(4, 1000)
+        theirs, _ = dist._compute_bucket_assignment_by_size([torch.empty(n) for n in elements], [first, limit])
+        assert bucket_plan([4 * n for n in elements], limit, first) == theirs
 
 
 def test_which_gradients_share_a_bucket():
